@@ -213,7 +213,8 @@ static void test_rows_alone_of(const Ops *ops, int OC, int IC) {
     free(all);
 }
 
-/* Shapes of d12; channels or outputs that fill no round or tile; a layer with more channels than are loaded at once. */
+/* Shapes of d12; channels or outputs that fill no round or tile; a layer with more channels than are loaded at once; as many
+ * outputs as a head has, of which a block of a card with 132 SMs has four tiles, and more than are loaded at once. */
 static void test_rows_alone(const Ops *ops) {
     if (!op_wanted("linear_forward_rows", ops->name)) return;
     test_rows_alone_of(ops, 2304, 768);
@@ -223,6 +224,8 @@ static void test_rows_alone(const Ops *ops) {
     test_rows_alone_of(ops, 808, 264);
     test_rows_alone_of(ops, 768, 3072);
     test_rows_alone_of(ops, 1000, 3592);
+    test_rows_alone_of(ops, 8456, 712);
+    test_rows_alone_of(ops, 17004, 264);
 }
 
 static void test_backend(const Ops *ops) {

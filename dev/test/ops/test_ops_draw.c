@@ -220,22 +220,27 @@ static void test_not_finite(const Ops *ops) {
 /* ---- the CPU's tokens ---- */
 
 /* Numbers between -4 and 4, as stored; peaked: a few far above the others, as a trained model has them; zeros: the largest
- * are some of either sign, of which 0 is above -0. */
-typedef enum Form { EVEN, PEAKED, ZEROS } Form;
-static float *random_logits(int64_t n, Form form) {
+ * are some of either sign, of which 0 is above -0; bad: some are not finite. Padding, which is behind V, is what would
+ * always be drawn. */
+typedef enum Form { EVEN, PEAKED, ZEROS, BAD } Form;
+static float *random_logits(int B, int V, int Vp, Form form) {
+    const int64_t n = (int64_t)B * Vp;
     float *z = op_normal_bf16(n, 3);
     for (int64_t i = 0; i < n; i++) {
         const uint64_t mixed = op_mix((uint64_t)i);
         if (form == PEAKED && mixed % 1000 == 0) z[i] = round_bf16(z[i] + 8);
         if (form == ZEROS) z[i] = mixed % 200 ? -fabsf(z[i]) : mixed / 200 % 2 ? 0.0f : -0.0f;
+        if (form == BAD && mixed % 500 == 0) z[i] = mixed / 500 % 2 ? NAN : -INFINITY;
+        if (i % Vp >= V) z[i] = INFINITY;
     }
     return z;
 }
 
+enum { MAX_B = 140 };
 static void same_tokens(const Ops *ops, int B, int V, int Vp, How how, Form form) {
-    int32_t got[2][256];
-    uint64_t rng[2][64];
-    float *z = random_logits((int64_t)B * Vp, form);
+    int32_t got[2][6 * MAX_B];
+    uint64_t rng[2][MAX_B];
+    float *z = random_logits(B, V, Vp, form);
     const Ops *both[2] = {&ops_cpu, ops};
     for (int k = 0; k < 2; k++) {
         Draw d;
@@ -275,14 +280,26 @@ static void test_tokens(const Ops *ops) {
         {61,    128  },
         {1024,  1024 },
         {1025,  1152 },
+        {1030,  1152 },
+        {1031,  1152 },
         {50257, 50304},
         {90001, 90112}
     }; /* the last is past shared memory, in fp32 */
     for (size_t h = 0; h < sizeof hows / sizeof *hows; h++)
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-            if (op_small && sizes[i][0] > 1025) continue;
-            for (int form = EVEN; form <= ZEROS; form++)
+            if (op_small && sizes[i][0] > 1031) continue;
+            for (int form = EVEN; form <= BAD; form++)
                 same_tokens(ops, 7, sizes[i][0], sizes[i][1], hows[h], (Form)form);
+        }
+}
+
+/* Greedy, a sequence has as many blocks as the card has for it: one, two, four, and seven have eight each. */
+static void test_numbers(const Ops *ops) {
+    static const int numbers[] = {MAX_B, 64, 20};
+    for (int i = 0; i < 3; i++)
+        for (int form = EVEN; form <= BAD; form++) {
+            same_tokens(ops, numbers[i], 1031, 1152, (How){0, 1, 0, 0}, (Form)form);
+            if (!op_small) same_tokens(ops, numbers[i], 9005, 9088, (How){0, 1, 0, 0}, (Form)form);
         }
 }
 
@@ -295,6 +312,7 @@ static void test_alone(const Ops *ops) {
 static void test_backend(const Ops *ops) {
     test_alone(ops);
     test_tokens(ops);
+    test_numbers(ops);
 }
 
 int main(int argc, char **argv) {

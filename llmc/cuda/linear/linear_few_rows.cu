@@ -123,10 +123,10 @@ template <int ROWS, int OUTPUTS, int AHEAD> static void launch(const FewRows<bf1
 
 /* ---- more than 16 rows, on Hopper ----
  *
- * A cluster has 48 outputs, or 64, and all rows; each of its blocks has the channels of GROUPS of the eight warps above, so that no
- * block reads all of the rows. When the launch before ends, a block has its weights in registers, and its channels of
- * the rows come to shared memory all at once. It takes half of an SM's registers at most: the next launch loads its
- * weights beside it.
+ * A cluster has 48 outputs, or 64, and all rows; each of its blocks has the channels of GROUPS of the eight warps above,
+ * so that no block reads all of the rows. When the launch before ends, a block has its weights in registers, and its
+ * channels of the rows come to shared memory all at once. It takes half of an SM's registers at most: the next launch
+ * loads its weights beside it.
  *
  * A warp has 32 rows and TILES tiles of outputs, PARTS products in all. Sums go to the block that finishes them, as they
  * lie in registers; who sends does not stay. With a group a block, part p is finished by block p. With four, the first of
@@ -334,34 +334,77 @@ template <int ROW_WARPS, int TILES, int GROUPS, int STEPS> static void launch_sp
                  sizeof(S), S::CLUSTER, a);
 }
 
-/* Many outputs of up to 768 channels: a block keeps all rows in registers and takes tiles of outputs in turn, the weights of
- * the next LOOP_AHEAD under way. */
-enum { LOOP_ROUNDS = 3, LOOP_TILES = 2, LOOP_COLUMNS = LOOP_TILES * TILE, LOOP_AHEAD = 3 };
+/* ---- more than 16 rows and very many outputs, as of the head, on Hopper ----
+ *
+ * A block keeps all rows in registers, a warp the channels of its steps, and takes tiles of outputs in turn. The weights
+ * of the next LOOP_AHEAD tiles are under way: a fifth of the head comes before the launch before has ended and while the
+ * rows are loaded. A warp adds up the tile before while its own products of a tile are made, so a barrier a tile,
+ * that of the sums, is all there is, and it is seldom waited for; it also says that a tile's weights have been read.
+ *
+ * Of its two products a thread has outputs 4t to 4t + 3 of a tile: their columns are those rows of the weight. */
+enum {
+    LOOP_ROUNDS = 3,
+    LOOP_COLUMNS = 2 * TILE, /* a tile */
+    LOOP_AHEAD = 6,
+    LOOP_CHUNKS = LOOP_ROUNDS * ROUND / 8, /* of 16 bytes, in a row of the weight */
+    LOOP_APART = LOOP_CHUNKS + CHUNKS      /* so that two rows are in different banks */
+};
 
-__device__ __forceinline__ void load_weights(int4 (&w)[LOOP_ROUNDS][LOOP_TILES], const FewRows<bf16> &a,
-                                             int k0, int output) {
-#pragma unroll
-    for (int s = 0; s < LOOP_ROUNDS; s++)
-#pragma unroll
-        for (int o = 0; o < LOOP_TILES; o++)
-            w[s][o] = k0 + s * ROUND < a.IC && output + o * TILE < a.OC
-                          ? ld_global_once(a.w + (int64_t)(output + o * TILE) * a.IC + k0 + s * ROUND)
-                          : make_int4(0, 0, 0, 0);
+template <int ROWS> struct Loop {
+    int4 w[LOOP_AHEAD][LOOP_COLUMNS][LOOP_APART];
+    int4 sums[2][WARPS][2 * ROWS][WARP_SIZE]; /* of eight rows, as they lie in registers */
+    uint64_t loaded[LOOP_AHEAD], summed[2];
+};
+
+__device__ __forceinline__ int first_of_tile(int tile) {
+    return (tile * (int)gridDim.x + (int)blockIdx.x) * LOOP_COLUMNS;
 }
 
-/* Four rows that a warp writes at once are in different banks. */
-__device__ __forceinline__ int place_of(int row, int column) {
-    return column ^ (row & 2) * 4;
+/* Starts to bring the weights of the block's tile: a warp two rows, as lanes issue their copies one by one. */
+template <int ROWS>
+__device__ __forceinline__ void load_tile(Loop<ROWS> &shared, const FewRows<bf16> &a, int tile) {
+    const int lane = threadIdx.x % WARP_SIZE, row = threadIdx.x / WARP_SIZE * 2 + lane;
+    const int first = first_of_tile(tile), n = min(a.OC - first, (int)LOOP_COLUMNS);
+    const uint32_t loaded = shared_address(&shared.loaded[tile % LOOP_AHEAD]),
+                   row_bytes = a.IC * sizeof(bf16);
+    if (threadIdx.x == 0 && n > 0) mbarrier_arrive_expect_tx(loaded, n * row_bytes);
+    if (lane < 2 && row < n)
+        bulk_load(shared_address(shared.w[tile % LOOP_AHEAD][row]), a.w + (int64_t)(first + row) * a.IC,
+                  row_bytes, loaded);
+}
+static_assert((int)LOOP_COLUMNS == 2 * WARPS, "two rows a warp");
+
+/* Eight rows of a tile: all warps' sums are added, in their order. */
+template <int ROWS>
+__device__ __forceinline__ void finish_tile(Loop<ROWS> &shared, const FewRows<bf16> &a, int tile) {
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    const int row = warp * 8 + lane / 4, output = first_of_tile(tile) + lane % 4 * 4;
+    mbarrier_wait(shared_address(&shared.summed[tile % 2]), tile / 2 % 2);
+    load_tile(shared, a, tile + LOOP_AHEAD);
+    if (row >= a.N || output >= a.OC) return;
+    float sum[4] = {};
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) add(sum, shared.sums[tile % 2][w][warp][lane]);
+    *reinterpret_cast<uint2 *>(a.y + (int64_t)row * a.OC + output) =
+        make_uint2(cvt_bf16x2(sum[0], sum[1]), cvt_bf16x2(sum[2], sum[3]));
 }
 
 template <int ROWS> __global__ void __launch_bounds__(THREADS, 1) few_rows_loop_kernel(FewRows<bf16> a) {
-    __shared__ float sums[WARPS][ROWS * 16][LOOP_COLUMNS];
+#if __CUDA_ARCH__ >= 900
+    extern __shared__ int4 dynamic[];
+    Loop<ROWS> &shared = *reinterpret_cast<Loop<ROWS> *>(dynamic);
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, g = lane / 4, t = lane % 4;
-    const int k0 = warp * STEP + t * 8, column = threadIdx.x % LOOP_COLUMNS, apart = gridDim.x * LOOP_COLUMNS;
-    int4 w[LOOP_AHEAD][LOOP_ROUNDS][LOOP_TILES], x[LOOP_ROUNDS][ROWS][2];
-#pragma unroll
-    for (int u = 0; u < LOOP_AHEAD; u++) load_weights(w[u], a, k0, blockIdx.x * LOOP_COLUMNS + u * apart + g);
+    const int k0 = warp * STEP + t * 8, w_row = g / 2 * 4 + g % 2;
+    const int4 zero = make_int4(0, 0, 0, 0);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < LOOP_AHEAD; i++) mbarrier_init(shared_address(&shared.loaded[i]), 1);
+        for (int i = 0; i < 2; i++) mbarrier_init(shared_address(&shared.summed[i]), WARPS);
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    for (int tile = 0; tile < LOOP_AHEAD; tile++) load_tile(shared, a, tile);
     wait_early();
+    int4 x[LOOP_ROUNDS][ROWS][2];
 #pragma unroll
     for (int s = 0; s < LOOP_ROUNDS; s++)
 #pragma unroll
@@ -370,55 +413,54 @@ template <int ROWS> __global__ void __launch_bounds__(THREADS, 1) few_rows_loop_
             for (int half = 0; half < 2; half++) {
                 const int k = k0 + s * ROUND, at_row = r * 16 + half * 8 + g;
                 const bf16 *at = a.x + (int64_t)at_row * a.IC + k;
-                x[s][r][half] =
-                    k < a.IC && at_row < a.N ? *reinterpret_cast<const int4 *>(at) : make_int4(0, 0, 0, 0);
+                x[s][r][half] = k < a.IC && at_row < a.N ? *reinterpret_cast<const int4 *>(at) : zero;
             }
-    for (int round = blockIdx.x * LOOP_COLUMNS; round < a.OC; round += LOOP_AHEAD * apart)
+    int tile = 0;
+    for (; first_of_tile(tile) < a.OC; tile++) {
+        const int stage = tile % LOOP_AHEAD;
+        float acc[ROWS][2][4] = {};
+        mbarrier_wait(shared_address(&shared.loaded[stage]), tile / LOOP_AHEAD % 2);
 #pragma unroll
-        for (int u = 0; u < LOOP_AHEAD; u++) {
-            const int first = round + u * apart, output = first + column;
-            if (first >= a.OC) return;
-            float acc[ROWS][LOOP_TILES][4] = {};
+        for (int s = 0; s < LOOP_ROUNDS; s++) {
+            const int k = k0 + s * ROUND;
+            int4 w[2];
 #pragma unroll
-            for (int s = 0; s < LOOP_ROUNDS; s++)
+            for (int o = 0; o < 2; o++) w[o] = k < a.IC ? shared.w[stage][w_row + 2 * o][k / 8] : zero;
 #pragma unroll
-                for (int r = 0; r < ROWS; r++) multiply_step(acc[r], x[s][r][0], x[s][r][1], w[u][s]);
-            load_weights(w[u], a, k0, first + LOOP_AHEAD * apart + g);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-#pragma unroll
-                for (int o = 0; o < LOOP_TILES; o++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        const int row = r * 16 + g + i / 2 * 8;
-                        sums[warp][row][place_of(row, o * TILE + 2 * t) + i % 2] = acc[r][o][i];
-                    }
-            __syncthreads();
-            const float bias = bias_of(a, output);
-#pragma unroll
-            for (int i = 0; i < ROWS; i++) {
-                const int row = i * (THREADS / LOOP_COLUMNS) + threadIdx.x / LOOP_COLUMNS;
-                float sum = 0;
-#pragma unroll
-                for (int b = 0; b < WARPS; b++) sum += sums[b][row][place_of(row, column)];
-                if (row < a.N && output < a.OC) finish(a, row, output, sum, bias);
-            }
-            __syncthreads(); /* the sums have been read */
+            for (int r = 0; r < ROWS; r++) multiply_step(acc[r], x[s][r][0], x[s][r][1], w);
         }
+        if (tile > 0) finish_tile(shared, a, tile - 1);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float sums[4] = {acc[r][0][2 * half], acc[r][0][2 * half + 1], acc[r][1][2 * half],
+                                       acc[r][1][2 * half + 1]};
+                shared.sums[tile % 2][warp][2 * r + half][lane] = bits_of(sums);
+            }
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(shared_address(&shared.summed[tile % 2]));
+    }
+    finish_tile(shared, a, tile - 1);
+#endif
 }
-static_assert(THREADS / LOOP_COLUMNS == 16, "a thread finishes ROWS sums");
 
 template <int ROWS> static void launch_loop(const FewRows<bf16> &a) {
-    launch_early("linear_few_rows", few_rows_loop_kernel<ROWS>, dim3(cuda_sm_count()), THREADS, 0, 1, a);
+    const auto kernel = few_rows_loop_kernel<ROWS>;
+    CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(Loop<ROWS>)));
+    launch_early("linear_few_rows", kernel, dim3(cuda_sm_count()), THREADS, sizeof(Loop<ROWS>), 1, a);
 }
 
 /* Where every block reads all rows: with many, more outputs a block, as long as that leaves most of the card with one. */
 static void run(const FewRows<bf16> &a) {
     const bool wide = a.OC >= 2 * TILE * cuda_sm_count();
-    const bool splits = cuda_compute_capability() >= 90 && a.OC % 2 == 0;
+    const bool hopper = cuda_compute_capability() >= 90, splits = hopper && a.OC % 2 == 0;
+    const bool loops = hopper && a.IC <= LOOP_ROUNDS * ROUND && a.OC % 4 == 0 && !a.bias && !a.pre_gelu &&
+                       a.OC >= 4 * LOOP_COLUMNS * cuda_sm_count();
     if (a.N <= 16)
         launch<1, 1, 4>(a);
-    else if (a.IC <= LOOP_ROUNDS * ROUND && a.OC >= 4 * LOOP_COLUMNS * cuda_sm_count())
+    else if (loops)
         a.N <= 32 ? launch_loop<2>(a) : launch_loop<4>(a);
     else if (splits && wide && a.IC <= 3 * ROUND)
         a.N <= 32 ? launch_split<1, 2, 4, 3>(a) : launch_split<2, 3, 4, 3>(a);

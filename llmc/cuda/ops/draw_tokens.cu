@@ -1,6 +1,6 @@
 /* The next token of each sequence, drawn on the device: a block a sequence, a thread a column of ids (ops.h,
  * DRAW_COLUMNS). Top-k lists the few candidates; else the logits are read some twenty times, and lie in shared memory where
- * they fit.
+ * they fit. Where the largest logit is all that is asked for, a cluster of blocks has a sequence.
  *
  * The floor of top-k and top-p is found bit by bit (draw_tokens.c has the same steps): a pass counts, or adds, what is at
  * least as large. bf16 needs 16 passes. */
@@ -152,26 +152,37 @@ template <typename X, typename R> __device__ Floor keep_top_p(const R &row, Floo
 
 /* ---- passes over a row, 16 bytes at a time ---- */
 
-/* f(v, bits) for this thread's vectors of a row: every DRAW_COLUMNS-th. */
-template <typename X, typename F> __device__ void each_vec(const X *logits, int V, F f) {
-    constexpr int N = Vec<X>::N, AT_ONCE = 8;
-    for (int v0 = threadIdx.x; v0 * N < V; v0 += AT_ONCE * DRAW_COLUMNS) {
-        int4 bits[AT_ONCE];
+enum { AT_ONCE = 7 }; /* loads: a thread has seven of 50,257 bf16 */
+
+/* A thread's vectors of a row: `first` and each `apart` behind it. */
+struct Share {
+    int first, apart;
+};
+__device__ __forceinline__ Share share_of_block() {
+    return {(int)threadIdx.x, DRAW_COLUMNS};
+}
+
+/* f(v, bits) for the vectors of a share, LOADS of which are under way. */
+template <int LOADS, typename X, typename F>
+__device__ void each_vec(const X *logits, int V, const Share &share, F f) {
+    constexpr int N = Vec<X>::N;
+    for (int v0 = share.first; v0 * N < V; v0 += LOADS * share.apart) {
+        int4 bits[LOADS];
 #pragma unroll
-        for (int u = 0; u < AT_ONCE; u++)
-            if ((v0 + u * DRAW_COLUMNS) * N < V)
-                bits[u] = reinterpret_cast<const int4 *>(logits)[v0 + u * DRAW_COLUMNS];
+        for (int u = 0; u < LOADS; u++)
+            if ((v0 + u * share.apart) * N < V)
+                bits[u] = reinterpret_cast<const int4 *>(logits)[v0 + u * share.apart];
 #pragma unroll
-        for (int u = 0; u < AT_ONCE; u++)
-            if ((v0 + u * DRAW_COLUMNS) * N < V) f(v0 + u * DRAW_COLUMNS, bits[u]);
+        for (int u = 0; u < LOADS; u++)
+            if ((v0 + u * share.apart) * N < V) f(v0 + u * share.apart, bits[u]);
     }
 }
 
-/* f(id) for those of this thread's vectors whose value is chosen. */
-template <typename X, typename C, typename F>
-__device__ void each_chosen(const X *logits, int V, C is_chosen, F f) {
+/* f(id) for those of a share whose value is chosen. */
+template <int LOADS, typename X, typename C, typename F>
+__device__ void each_chosen(const X *logits, int V, const Share &share, C is_chosen, F f) {
     constexpr int N = Vec<X>::N;
-    each_vec(logits, V, [&](int v, const int4 &bits) {
+    each_vec<LOADS>(logits, V, share, [&](int v, const int4 &bits) {
         float x[N];
         to_floats(x, bits);
         uint32_t chosen = 0;
@@ -182,45 +193,94 @@ __device__ void each_chosen(const X *logits, int V, C is_chosen, F f) {
     });
 }
 
-/* Of the ids of a thread's vectors: the largest key; whether any is not finite. */
+/* The largest of some values, NaN where there is no other; and a sum of nothing, NaN once one of them is not finite. */
+template <typename X> struct Extremes;
+template <> struct Extremes<float> {
+    float largest = NAN, nothing = 0.0f;
+
+    __device__ void add(const int4 &bits) {
+        float x[Vec<float>::N];
+        to_floats(x, bits);
+#pragma unroll
+        for (int k = 0; k < Vec<float>::N; k++) {
+            largest = fmaxf(largest, x[k]); /* 0 is above -0, as keys have it */
+            nothing = fmaf(x[k], 0.0f, nothing);
+        }
+    }
+};
+/* Of pairs. */
+template <> struct Extremes<bf16> {
+    uint32_t largest = 0x7fff7fffu, nothing = 0;
+
+    __device__ void add(const int4 &bits) {
+        const uint32_t pairs[4] = {(uint32_t)bits.x, (uint32_t)bits.y, (uint32_t)bits.z, (uint32_t)bits.w};
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            largest = max_bf16x2(largest, pairs[k]);
+            nothing = fma_bf16x2(pairs[k], 0, nothing);
+        }
+    }
+};
+__device__ __forceinline__ Extremes<float> joined(const Extremes<float> &x) {
+    return x;
+}
+__device__ __forceinline__ Extremes<float> joined(const Extremes<bf16> &x) {
+    return {fmaxf(bf16_low(x.largest), bf16_high(x.largest)), bf16_low(x.nothing) + bf16_high(x.nothing)};
+}
+
+/* The first `left` of its values, at least one, which stands in place of the others. */
+template <typename X> __device__ __forceinline__ int4 only_first(const int4 &bits, int left) {
+    constexpr int IN_WORD = 4 / sizeof(X);
+    uint32_t words[4];
+    memcpy(words, &bits, sizeof words);
+    const uint32_t first = IN_WORD == 1 ? words[0] : __byte_perm(words[0], 0, 0x1010);
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        if (left < (k + 1) * IN_WORD)
+            words[k] = left > k * IN_WORD ? __byte_perm(words[k], first, 0x5410) /* its low half */ : first;
+    return make_int4(words[0], words[1], words[2], words[3]);
+}
+
+/* Of the ids of a share: the largest key; whether any is not finite. */
 struct First {
     uint32_t key;
     bool is_bad;
 };
-/* The row goes to `stage`, where there is one. */
-template <typename X> __device__ First first_pass(const X *logits, int V, int4 *stage) {
+/* The row goes to `stage`, where there is one. The vector that is not whole is loaded first and looked at last. */
+template <int LOADS, typename X>
+__device__ First first_pass(const X *logits, int V, const Share &share, int4 *stage) {
     constexpr int N = Vec<X>::N;
-    float largest = CUDART_NAN_F, zero = 0.0f; /* NaN once something is not finite */
-    each_vec(logits, V, [&](int v, const int4 &bits) {
-        float x[N];
-        to_floats(x, bits);
+    const int last = V / N, left = V % N;
+    const bool has_last = left > 0 && last % share.apart == share.first;
+    int4 rest;
+    if (has_last) rest = reinterpret_cast<const int4 *>(logits)[last];
+    Extremes<X> seen;
+    each_vec<LOADS>(logits, V - left, share, [&](int v, const int4 &bits) {
         if (stage) stage[v] = bits;
-#pragma unroll
-        for (int k = 0; k < N; k++) {
-            const bool is_id = v * N + k < V;
-            largest = is_id ? fmaxf(largest, x[k]) : largest; /* 0 is above -0, as keys have it */
-            zero = is_id ? fmaf(x[k], 0.0f, zero) : zero;
-        }
+        seen.add(bits);
     });
-    return {order_key(largest), isnan(zero)};
+    if (has_last) {
+        if (stage) stage[V / N] = rest;
+        seen.add(only_first<X>(rest, left));
+    }
+    const Extremes<float> both = joined(seen);
+    return {order_key(both.largest), isnan(both.nothing)};
 }
 
-/* The lowest id of the row's largest key. */
-template <typename X>
-__device__ int first_of_largest(const X *logits, int V, const First &own, uint32_t largest) {
+/* The lowest id of a share whose key this is; V where there is none. */
+template <int LOADS, typename X>
+__device__ int first_of_key(const X *logits, int V, const Share &share, uint32_t key) {
     int first = V;
-    if (own.key == largest)
-        each_chosen(
-            logits, V, [&](float x) { return order_key(x) == largest; },
-            [&](int id) { first = min(first, id); });
-    return block_join(first, Least());
+    each_chosen<LOADS>(
+        logits, V, share, [&](float x) { return order_key(x) == key; },
+        [&](int id) { first = min(first, id); });
+    return first;
 }
-template <typename X> __device__ int count_bad(const X *logits, int V, const First &own) {
+template <int LOADS, typename X> __device__ int count_bad(const X *logits, int V, const Share &share) {
     int n = 0;
-    if (!__syncthreads_or(own.is_bad)) return 0;
-    each_chosen(
-        logits, V, [](float x) { return !isfinite(x); }, [&](int) { n++; });
-    return block_join(n, Sum());
+    each_chosen<LOADS>(
+        logits, V, share, [](float x) { return !isfinite(x); }, [&](int) { n++; });
+    return n;
 }
 
 /* ---- candidates of top-k ---- */
@@ -270,8 +330,8 @@ __device__ Candidates<X> candidates(const Row<X> &row, List &list, uint32_t *mar
         floor_of<X>([&](uint32_t key) { return __syncthreads_count(largest >= key) >= k; });
     const float floor = value_of_key(bound); /* as values -0 and NaN pass, too: keep leaves them out */
     if (largest >= bound)
-        each_chosen(
-            row.z, row.V, [&](float x) { return !(x < floor); },
+        each_chosen<AT_ONCE>(
+            row.z, row.V, share_of_block(), [&](float x) { return !(x < floor); },
             [&](int id) {
                 const int at = id / DRAW_COLUMNS; /* of its column */
                 atomicOr(&marks[at / WARP_SIZE * DRAW_COLUMNS + id % DRAW_COLUMNS], 1u << at % WARP_SIZE);
@@ -348,51 +408,150 @@ template <typename X> __device__ int draw(const Candidates<X> &c, const DrawArgs
     return chosen;
 }
 
-/* ---- the kernel ---- */
+/* ---- the kernels ---- */
 
-/* dynamic: the row, where it is staged, or the marks of candidates. */
-template <typename X> __global__ void __launch_bounds__(DRAW_COLUMNS) draw_kernel(DrawArgs a, bool staged) {
-    extern __shared__ int4 dynamic[];
-    __shared__ List list;
-    const int b = blockIdx.x;
-    wait_early();
-    const X *logits = (const X *)a.logits + (int64_t)b * a.Vp;
-    const First own = first_pass(logits, a.V, staged ? dynamic : NULL);
-    const uint32_t largest = block_join(own.key, Largest()); /* behind its barriers the row is staged */
-    const int n_bad = count_bad(logits, a.V, own);
-    const Row<X> row = {staged ? reinterpret_cast<const X *>(dynamic) : logits, a.V, value_of_key(largest),
-                        fminf(1.4426950408889634f / a.temperature, FLT_MAX)};
-    int token;
-    if (a.temperature > 0 && a.top_k != 1 && isfinite(row.largest)) {
-        const uint64_t state = a.rng[b] + 0x9e3779b97f4a7c15u; /* as random_uniform */
-        uint32_t *marks = reinterpret_cast<uint32_t *>(dynamic);
-        token = draw(candidates(row, list, marks, own.key, a.top_k), a,
-                     (double)(dropout_mix(state) >> 11) * 0x1p-53);
-        if (threadIdx.x == 0) a.rng[b] = state;
-    } else {
-        token = first_of_largest(logits, a.V, own, largest);
-    }
-    if (threadIdx.x > 0) return;
+__device__ __forceinline__ void write_token(const DrawArgs &a, int b, int token, int n_bad) {
     const int position = a.positions[b] + 1;
     a.tokens[b] = token;
     a.positions[b] = position;
     a.drawn[(int64_t)(position % DRAWN_ROWS) * a.B + b] = n_bad ? -n_bad : token;
 }
 
-template <typename T> void draw_tokens(const DrawArgs *args) {
+/* dynamic: the row, where it is staged, or the marks of candidates. */
+template <typename X> __global__ void __launch_bounds__(DRAW_COLUMNS) draw_kernel(DrawArgs a, bool staged) {
+    extern __shared__ int4 dynamic[];
+    __shared__ List list;
+    const int b = blockIdx.x;
+    const Share share = share_of_block();
+    wait_early();
+    const X *logits = (const X *)a.logits + (int64_t)b * a.Vp;
+    const First own = first_pass<AT_ONCE>(logits, a.V, share, staged ? dynamic : NULL);
+    const uint32_t largest = block_join(own.key, Largest()); /* behind its barriers the row is staged */
+    const bool any_bad = __syncthreads_or(own.is_bad);
+    const int n_bad = any_bad ? block_join(count_bad<AT_ONCE>(logits, a.V, share), Sum()) : 0;
+    const Row<X> row = {staged ? reinterpret_cast<const X *>(dynamic) : logits, a.V, value_of_key(largest),
+                        fminf(1.4426950408889634f / a.temperature, FLT_MAX)};
+    int token;
+    if (isfinite(row.largest)) {
+        const uint64_t state = a.rng[b] + 0x9e3779b97f4a7c15u; /* as random_uniform */
+        uint32_t *marks = reinterpret_cast<uint32_t *>(dynamic);
+        token = draw(candidates(row, list, marks, own.key, a.top_k), a,
+                     (double)(dropout_mix(state) >> 11) * 0x1p-53);
+        if (threadIdx.x == 0) a.rng[b] = state;
+    } else {
+        const int first = own.key == largest ? first_of_key<AT_ONCE>(logits, a.V, share, largest) : a.V;
+        token = block_join(first, Least());
+    }
+    if (threadIdx.x == 0) write_token(a, b, token, n_bad);
+}
+
+/* Of the largest alone: its key, the lowest id that has it, and how many are not finite. */
+struct Found {
+    uint32_t key;
+    int first, n_bad;
+};
+enum {
+    PART_THREADS = 512,
+    PART_WARPS = PART_THREADS / WARP_SIZE,
+    PART_AT_ONCE = 4,
+    MAX_PARTS = 8 /* blocks of a sequence */
+};
+struct Parts {
+    int4 found[MAX_PARTS]; /* by the blocks behind the first, as they send it */
+    uint64_t full;
+    uint32_t keys[PART_WARPS];
+    int first, n_bad;
+};
+
+/* Of this block, known to thread 0. */
+template <typename X>
+__device__ Found find_largest(Parts &shared, const X *logits, int V, const Share &share) {
+    const First own = first_pass<PART_AT_ONCE>(logits, V, share, NULL);
+    const uint32_t of_warp = __reduce_max_sync(0xffffffffu, own.key);
+    if (threadIdx.x % WARP_SIZE == 0) shared.keys[threadIdx.x / WARP_SIZE] = of_warp;
+    const bool any_bad = __syncthreads_or(own.is_bad);
+    const uint32_t largest = __reduce_max_sync(0xffffffffu, shared.keys[threadIdx.x % PART_WARPS]);
+    if (own.key == largest) atomicMin(&shared.first, first_of_key<PART_AT_ONCE>(logits, V, share, largest));
+    if (any_bad) atomicAdd(&shared.n_bad, count_bad<PART_AT_ONCE>(logits, V, share));
+    __syncthreads();
+    return {largest, shared.first, shared.n_bad};
+}
+
+/* Of all blocks of the cluster, in order. */
+__device__ __forceinline__ Found join_parts(Parts &shared, Found all) {
+#if __CUDA_ARCH__ >= 900
+    if (gridDim.y > 1) mbarrier_wait(shared_address(&shared.full), 0);
+    for (int part = 1; part < gridDim.y; part++) {
+        const int4 sent = shared.found[part];
+        const Found x = {(uint32_t)sent.x, sent.y, sent.z};
+        all.first = x.key < all.key ? all.first : x.key > all.key ? x.first : min(all.first, x.first);
+        all.key = max(all.key, x.key);
+        all.n_bad += x.n_bad;
+    }
+#endif
+    return all;
+}
+
+/* Blocks (sequence, part). Few registers and little memory: they come while the head still runs. */
+template <typename X>
+__global__ void __launch_bounds__(PART_THREADS, sizeof(X) == 2 ? 4 : 3) largest_kernel(DrawArgs a) {
+    __shared__ Parts shared;
+    const int b = blockIdx.x, part = blockIdx.y;
+    const Share share = {part * PART_THREADS + (int)threadIdx.x, (int)gridDim.y * PART_THREADS};
+    if (threadIdx.x == 0) {
+        shared.first = a.V;
+        shared.n_bad = 0;
+    }
+#if __CUDA_ARCH__ >= 900
+    const uint32_t full = shared_address(&shared.full);
+    if (threadIdx.x == 0) {
+        mbarrier_init(full, 1);
+        fence_mbarrier_init();
+        mbarrier_arrive_expect_tx(full, (gridDim.y - 1) * sizeof(int4));
+    }
+    cluster_arrive();
+    cluster_wait(); /* all blocks have their barriers */
+#endif
+    wait_early();
+    const Found found = find_largest(shared, (const X *)a.logits + (int64_t)b * a.Vp, a.V, share);
+    if (threadIdx.x > 0) return;
+#if __CUDA_ARCH__ >= 900
+    if (part > 0) {
+        store_async_16(cluster_address(shared_address(&shared.found[part]), 0),
+                       make_int4((int)found.key, found.first, found.n_bad, 0), cluster_address(full, 0));
+        return;
+    }
+#endif
+    const Found all = join_parts(shared, found);
+    write_token(a, b, all.first, all.n_bad);
+}
+
+/* As many blocks a sequence as the card has at once. */
+template <typename T> static void launch_largest(const DrawArgs *args) {
+    int parts = cuda_compute_capability() < 90 ? 1 : (int)MAX_PARTS;
+    while (parts > 1 && args->B * parts > cuda_sm_count()) parts /= 2;
+    launch_early("draw_tokens", largest_kernel<T>, dim3(args->B, parts), PART_THREADS, 0, parts, *args);
+}
+
+template <typename T> static void launch_draw(const DrawArgs *args) {
     enum { STATIC_BYTES = 20480 };
-    Step step = step_of<T>(STEP_DRAW, args->B, NULL, args->logits);
-    step.draw = *args;
-    step_captured(step);
-    const bool draws = args->temperature > 0 && args->top_k != 1; /* else the first pass is all */
-    const bool lists = draws && lists_candidates(args->top_k, args->V);
+    const bool lists = lists_candidates(args->top_k, args->V);
     const int row_bytes = ceil_div(args->V, (int)Vec<T>::N) * 16;
     const bool staged =
-        draws && !lists &&
-        row_bytes <= cuda_device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - STATIC_BYTES;
+        !lists && row_bytes <= cuda_device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - STATIC_BYTES;
     const int bytes = lists ? mark_words(args->V) * (int)sizeof(uint32_t) : staged ? row_bytes : 0;
     CUDA_CHECK(cudaFuncSetAttribute(draw_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     launch_early("draw_tokens", draw_kernel<T>, dim3(args->B), DRAW_COLUMNS, bytes, 1, *args, staged);
+}
+
+template <typename T> void draw_tokens(const DrawArgs *args) {
+    Step step = step_of<T>(STEP_DRAW, args->B, NULL, args->logits);
+    step.draw = *args;
+    step_captured(step);
+    if (args->temperature > 0 && args->top_k != 1)
+        launch_draw<T>(args);
+    else
+        launch_largest<T>(args);
 }
 
 template DrawTokens draw_tokens<float>;

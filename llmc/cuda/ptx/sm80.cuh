@@ -84,6 +84,20 @@ __device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
     return product;
 }
 
+/* x * y + z of pairs, rounded once. */
+__device__ __forceinline__ uint32_t fma_bf16x2(uint32_t x, uint32_t y, uint32_t z) {
+    uint32_t sum;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(y), "r"(z));
+    return sum;
+}
+
+/* The larger ones; of a NaN and a number the number; 0 is above -0. */
+__device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t larger;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+
 __device__ __forceinline__ uint32_t negate_bf16x2(uint32_t x) {
     asm("neg.bf16x2 %0, %0;" : "+r"(x));
     return x;

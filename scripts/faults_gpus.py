@@ -142,6 +142,15 @@ def steps_in(out):
         return 0
 
 
+def log_of(out):
+    """Tells whether a run has opened its log: it holds what the run before wrote until --resume cuts it back."""
+    try:
+        found = os.stat(os.path.join(out, "log.jsonl"))
+        return found.st_ino, found.st_size, found.st_mtime_ns
+    except OSError:
+        return None
+
+
 def saved_in(out):
     """The step of the newest checkpoint of a run, to which --resume cuts its log back; 0 where there is none."""
     return max((int(os.path.basename(path)[5:]) for path in glob.glob(os.path.join(glob.escape(out), "step_*"))), default=0)
@@ -248,10 +257,10 @@ class Faults:
 
     def at_random(self, fault, rank, number, words):
         """Starts or goes on; strikes at a random time, and all must end with 1 and the words. False: the run was over before."""
-        before, run = saved_in(self.out), self.begin(self.out, "--resume")
+        before, log, run = saved_in(self.out), log_of(self.out), self.begin(self.out, "--resume")
         run.await_ranks(self.arguments.gpus)
         time.sleep(random.uniform(0, self.reference_s))
-        trains = steps_in(self.out) > before
+        trains = log_of(self.out) != log and steps_in(self.out) > before
         if not self.strike(run, rank, number):
             self.check_end(run, fault)
             return False
@@ -280,9 +289,9 @@ class Faults:
         for rank in range(self.arguments.gpus):
             done, fault = 0, f"SIGTERM to rank {rank}"
             while done < self.count and not self.late():
-                before, run = saved_in(self.out), self.begin(self.out, "--resume")
+                before, log, run = saved_in(self.out), log_of(self.out), self.begin(self.out, "--resume")
                 run.await_ranks(self.arguments.gpus)
-                while run.running() and steps_in(self.out) == before:
+                while run.running() and (log_of(self.out) == log or steps_in(self.out) == before):
                     time.sleep(0.02)
                 time.sleep(random.uniform(0, 0.5 * self.reference_s))
                 if not self.strike(run, rank, signal.SIGTERM):

@@ -193,6 +193,13 @@ class Trials(Parts):
         for step in (3, 20):
             os.makedirs(self.path(f"run/step_{step:08d}"))
         self.assertEqual((faults_gpus.saved_in(self.path("run")), faults_gpus.saved_in(self.path("none"))), (20, 0))
+        self.assertIsNone(faults_gpus.log_of(self.path("run")))
+        self.file(os.path.join("run", "log.jsonl"), '{"step": 1, "ms": 10}\n' * 30)
+        before = faults_gpus.log_of(self.path("run"))
+        self.assertEqual((faults_gpus.log_of(self.path("run")), faults_gpus.steps_in(self.path("run"))), (before, 30), "of the run before")
+        with open(self.path("run", "log.jsonl"), "a", encoding="utf-8") as log:
+            log.write('{"step": 1, "ms": 10}\n')
+        self.assertNotEqual(faults_gpus.log_of(self.path("run")), before)
         parsed = faults_gpus.parse_arguments(["--gpus", "3", "--", "--model", "d6"])
         self.assertEqual((parsed.gpus, parsed.flags, parsed.count, parsed.only), (3, ["--model", "d6"], 10, list(faults_gpus.KINDS)))
         self.assertEqual((faults_gpus.END_S, faults_gpus.START_S), (15.0, 30.0))

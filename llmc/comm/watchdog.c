@@ -203,7 +203,10 @@ static void take(Peer *p, double t) {
     if (m->kind == VERDICT) end_run(NULL, m->exit_code);
     p->last = *m;
     if (p->rank == 0 && m->saved > dog.saved) dog.saved = m->saved;
-    if (p->rank == 0) dog.leader_saves = m->saves, dog.leader_ended = m->phase == PHASE_END;
+    if (p->rank == 0) {
+        dog.leader_saves = m->saves;
+        dog.leader_ended = m->phase == PHASE_END;
+    }
     if (m->kind != FAILURE || dog.failed_rank >= 0) return;
     if (!dog.saves) end_for_failure(p->rank, m);
     dog.failed_rank = p->rank;

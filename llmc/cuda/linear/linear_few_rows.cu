@@ -204,6 +204,22 @@ __device__ __forceinline__ Rest rest_of(const bf16 *rows, int row, int n, int k,
     return {rows + (int64_t)row * IC + k, row < n ? IC - k : 0};
 }
 
+/* This thread's weights of the block's channels from `round` on, for the outputs from `output` on. */
+template <typename S>
+__device__ __forceinline__ void load_weights(int4 (&w)[S::LOADS][S::TILES], const FewRows<bf16> &a, int round,
+                                             int output) {
+    Rest rest[S::TILES];
+#pragma unroll
+    for (int o = 0; o < S::TILES; o++)
+        rest[o] = rest_of(a.w, output + o * TILE, a.OC, round + S::channel0() + threadIdx.x % 4 * 8, a.IC);
+#pragma unroll
+    for (int i = 0; i < S::LOADS; i++)
+#pragma unroll
+        for (int o = 0; o < S::TILES; o++)
+            w[i][o] = S::offset(i) < rest[o].left ? ld_global_once(rest[o].at + S::offset(i))
+                                                  : make_int4(0, 0, 0, 0);
+}
+
 /* Starts to bring this block's channels of the rows, from `round` on. */
 template <typename S>
 __device__ __forceinline__ void load_rows(S &shared, const FewRows<bf16> &a, int round) {
@@ -270,16 +286,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2) few_rows_split_kernel(FewRow
     float acc[GROUPS][2][S::TILES][4] = {};
     for (int round = 0; round < a.IC; round += STEPS * ROUND) {
         int4 w[S::LOADS][S::TILES];
-        Rest rest[S::TILES];
-#pragma unroll
-        for (int o = 0; o < S::TILES; o++)
-            rest[o] = rest_of(a.w, output0 + o * TILE, a.OC, round + S::channel0() + t * 8, a.IC);
-#pragma unroll
-        for (int i = 0; i < S::LOADS; i++)
-#pragma unroll
-            for (int o = 0; o < S::TILES; o++)
-                w[i][o] = S::offset(i) < rest[o].left ? ld_global_once(rest[o].at + S::offset(i))
-                                                      : make_int4(0, 0, 0, 0);
+        load_weights<S>(w, a, round, output0);
         if (round == 0) {
             if (threadIdx.x < S::OUTPUTS) shared.bias[threadIdx.x] = bias;
             cluster_wait(); /* all blocks have their barriers */

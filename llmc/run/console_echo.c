@@ -149,7 +149,10 @@ void console_settings(FILE *out, const Settings *s, int n_ranks, int64_t n_token
     const char *batch = s->overfit ? ", all on the first batch (--overfit)" : "";
     if (s->reproducible)
         snprintf(tree, sizeof tree, ", sums in a tree of %lld leaves", (long long)s->reproducible);
-    console_row(out, "recipe", "%s (defaults for what the flags leave open)", flags_choice(s, "recipe"));
+    if (s->as_in_checkpoint)
+        console_row(out, "recipe", "the checkpoint's, for what the flags leave open");
+    else
+        console_row(out, "recipe", "%s (defaults for what the flags leave open)", flags_choice(s, "recipe"));
     console_row(out, "numerics", "%s, %s attention, recompute %s, seed %lld%s", flags_choice(s, "precision"),
                 flags_choice(s, "attention"), flags_choice(s, "recompute"), (long long)s->seed, tree);
     print_batch(out, s, n_ranks);

@@ -80,7 +80,8 @@ typedef struct Settings {
     ShellKind completion;
     const char *profile_trace; /* NULL: no trace; else profile is set */
 
-    bool data_of_run; /* --train and --val are those of --model's run */
+    bool data_of_run;      /* --train and --val are those of --model's run, or of the run that goes on */
+    bool as_in_checkpoint; /* a run goes on: what the flags leave open is its checkpoint's, no recipe's */
     int recipe; /* RecipeId, of what fills the rest; settings_complete chooses where it is RECIPE_AUTO */
     bool was_set[FLAGS_MAX]; /* by row of the table; read through flags_was_set */
 } Settings;
@@ -108,6 +109,11 @@ int64_t settings_micro_step(const Settings *s, int n_ranks);
 int64_t settings_least_step(const Settings *s, int n_ranks);
 /* For --eval-only: data and micro-batches as in the checkpoint's flags, where the user left them open. */
 void settings_evaluate_as(Settings *s, const JsonValue *saved, int n_ranks);
+
+/* For --resume: flags of the run that are left open as the checkpoint's flags have them, also --train and --val; where --recipe
+ * is given it fills its own. Tokens of a step are rounded to what these ranks can do. False where --train is neither given nor
+ * there. */
+bool settings_resume_as(Settings *s, const JsonValue *saved, int n_ranks, Error *err);
 
 /* Contradictions between flags that need no device and no file; after settings_complete. */
 bool flags_check(const Settings *s, int n_ranks, Error *err);

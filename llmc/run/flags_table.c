@@ -114,7 +114,7 @@ const Flag flags_table[] = {
     {GROUP_CHECKPOINTS, "keep", 0, FLAG_INT, AT(keep), "0", 0, 1LL << 40, .use = OF_TRAINING, .value_name = "N",
      .help = "newest checkpoints that stay; 0: all"},
     {GROUP_CHECKPOINTS, "keep-best", 0, FLAG_SWITCH, AT(keep_best), .use = OF_TRAINING, .help = "save at each new lowest validation loss; that checkpoint stays, whatever --keep says"},
-    {GROUP_CHECKPOINTS, "resume", 'y', FLAG_SWITCH, AT(resume), .use = OF_TRAINING, .help = "go on from the newest whole checkpoint in --out; where there is none, a new run begins; without --out: with the run in out/default"},
+    {GROUP_CHECKPOINTS, "resume", 'y', FLAG_SWITCH, AT(resume), .use = OF_TRAINING, .help = "go on from the newest whole checkpoint in --out, with its flags for what is left open; where there is none, a new run begins; without --out: with the run in out/default"},
     {GROUP_CHECKPOINTS, "model-only", 0, FLAG_SWITCH, AT(model_only), .use = OF_TRAINING, .help = "checkpoints without the optimizer: smaller, cannot be resumed"},
     {GROUP_CHECKPOINTS, "export", 0, FLAG_TEXT, AT(export_path), .value_name = "PATH",
      .help = "write --model for other programs and exit: NAME.gguf for llama.cpp, NAME.bin for llm.c, else a Hugging Face directory"},

@@ -79,14 +79,18 @@ int64_t settings_least_step(const Settings *s, int n_ranks) {
 
 /* The multiple of the smallest step that is nearest to what the recipe asks; an explicit value stays, for flags_check to
  * judge. */
-static void complete_tokens_per_step(Settings *s, int n_ranks) {
-    set_from_recipe(s, flag_recipe("tokens-per-step"));
+static void round_tokens_per_step(Settings *s, int n_ranks) {
     const int64_t least = settings_least_step(s, n_ranks);
     if (flags_was_set(s, "tokens-per-step") && s->tokens_per_step == 0) s->one_micro_step = true;
     if (s->one_micro_step)
         s->tokens_per_step = least;
     else if (!flags_was_set(s, "tokens-per-step"))
         s->tokens_per_step = nearest(s->tokens_per_step, least);
+}
+
+static void complete_tokens_per_step(Settings *s, int n_ranks) {
+    set_from_recipe(s, flag_recipe("tokens-per-step"));
+    round_tokens_per_step(s, n_ranks);
 }
 
 void settings_complete(Settings *s, bool on_gpu, int n_ranks) {
@@ -101,7 +105,10 @@ void settings_complete(Settings *s, bool on_gpu, int n_ranks) {
 
 const char *settings_lr_is_for(const Settings *s) {
     const char *optimizer = flag_recipe("optimizer")->value[s->recipe - 1];
-    return flags_was_set(s, "lr") || strcmp(optimizer, flags_choice(s, "optimizer")) == 0 ? NULL : optimizer;
+    return flags_was_set(s, "lr") || s->as_in_checkpoint ||
+                   strcmp(optimizer, flags_choice(s, "optimizer")) == 0
+               ? NULL
+               : optimizer;
 }
 
 void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks) {
@@ -110,10 +117,15 @@ void settings_limit_seq(Settings *s, int max_seq_len, int n_ranks) {
     complete_tokens_per_step(s, n_ranks);
 }
 
-/* A copy of a text; NULL where there is none, or no room. */
+/* A copy of a text; NULL where there is none, no room, or another text than it was: bytes that are no UTF-8 are U+FFFD. */
 static const char *copy_text(char *copy, size_t size, const JsonValue *text) {
     if (!text || text->type != JSON_STRING || text->length >= size) return NULL;
-    return strcpy(copy, text->text);
+    return strstr(text->text, "\xef\xbf\xbd") ? NULL : strcpy(copy, text->text);
+}
+
+/* As flag_get_text has it. */
+static const char *saved_text(const JsonValue *saved) {
+    return saved->text ? saved->text : saved->type == JSON_TRUE ? "1" : saved->type == JSON_FALSE ? "0" : "";
 }
 
 /* Where no flag names any: the data that the run validated on. */
@@ -138,6 +150,44 @@ void settings_evaluate_as(Settings *s, const JsonValue *saved, int n_ranks) {
     }
     evaluate_on(s, saved);
     complete_tokens_per_step(s, n_ranks);
+}
+
+/* Whether a run that goes on has this flag from its checkpoint: how it trains, validates, samples and saves, but for what the
+ * model's files say or --recipe was given for. Who does the work, and what this start is for, is the command line's. */
+static bool is_of_run(const Flag *flag, const Settings *s) {
+    static const char *const others[] = {
+        "window", "documents",   "sparse", "gpus",    "context-gpus",  "out",      "resume",
+        "prompt", "prompt-file", "chat",   "profile", "profile-trace", "restarts", "model-only"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strcmp(flag->name, others[i]) == 0) return false;
+    if (strcmp(flag->name, "precision") == 0 && s->device == DEVICE_CPU) return false;
+    if (flags_was_set(s, "recipe") && flag_recipe(flag->name)) return false;
+    return flag->use != OF_ALL || flag->affects_training;
+}
+
+bool settings_resume_as(Settings *s, const JsonValue *saved, int n_ranks, Error *err) {
+    enum { TEXTS = 8 };
+    static char texts[TEXTS][PATH_MAX];
+    int n_texts = 0;
+    Error ignored = {0}; /* of another version of the program, say */
+    const char *before = s->train;
+    for (int i = 0; i < flags_count; i++) {
+        const Flag *flag = &flags_table[i];
+        const JsonValue *value = json_get(saved, flag->name);
+        if (!value || value->type == JSON_NULL || s->was_set[i] || !is_of_run(flag, s)) continue;
+        const char *text = saved_text(value);
+        if (flag->type == FLAG_TEXT)
+            text = n_texts < TEXTS ? copy_text(texts[n_texts++], sizeof *texts, value) : NULL;
+        if (text) flag_set_value(s, flag, flag->name, text, &ignored);
+    }
+    s->as_in_checkpoint = !flags_was_set(s, "recipe");
+    s->data_of_run = s->train != before;
+    round_tokens_per_step(s, n_ranks);
+    return s->data_of_run || flags_was_set(s, "train") ||
+           fail(err, EXIT_INPUT,
+                "--train is missing, and cannot be read from the checkpoint: %s; hint: --train FILE",
+                json_is(json_get(saved, "train"), JSON_STRING) ? "its name is no UTF-8, or too long"
+                                                               : "it does not have it");
 }
 
 /* A step is whole micro-batches, as many on each rank and in each leaf of the tree. */
@@ -377,11 +427,6 @@ void flags_to_lines(const Settings *s, char *text, size_t size) {
 }
 
 /* ---- what a resumed run does otherwise ---- */
-
-/* As flag_get_text has it. */
-static const char *saved_text(const JsonValue *saved) {
-    return saved->text ? saved->text : saved->type == JSON_TRUE ? "1" : saved->type == JSON_FALSE ? "0" : "";
-}
 
 static bool same_value(const JsonValue *saved, const char *now) {
     double number;

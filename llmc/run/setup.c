@@ -147,14 +147,22 @@ static bool same_size(const Run *run, const char *path, Error *err) {
                                    : "a model's files say its size, leave the flags out");
 }
 
-/* So that --eval-only gives the loss that the run printed. */
-static void evaluate_as_trained(Run *run) {
+/* So that --resume goes on as the run was, and --eval-only gives the loss that it printed. */
+static bool set_as_trained(Run *run, Error *err) {
     Manifest manifest;
     Error ignored;
-    if (!manifest_read(&manifest, run->model_path, &ignored)) return;
-    if (manifest.state.flags)
-        settings_evaluate_as(&run->settings, manifest_flags(&manifest), run->comm->ranks.n_ranks);
+    Settings *s = &run->settings;
+    const int n_ranks = run->comm->ranks.n_ranks;
+    bool ok = true;
+    if (!manifest_read(&manifest, run->model_path, &ignored))
+        return true; /* whose it is says what is wrong */
+    const JsonValue *saved = manifest.state.flags ? manifest_flags(&manifest) : NULL;
+    if (saved && run->checkpoint[0])
+        ok = settings_resume_as(s, saved, n_ranks, err);
+    else if (saved)
+        settings_evaluate_as(s, saved, n_ranks);
     manifest_free(&manifest);
+    return ok;
 }
 
 static bool config_from_path(Run *run, Error *err) {
@@ -166,8 +174,8 @@ static bool config_from_path(Run *run, Error *err) {
         return fail(err, EXIT_INPUT,
                     "--seq %lld: the model of %s has a context of %d tokens; hint: --seq %d at most",
                     (long long)s->seq, path, run->config.max_seq_len, run->config.max_seq_len);
+    if ((run->checkpoint[0] || s->eval_only) && !set_as_trained(run, err)) return false;
     if (!config_options(run, err)) return false;
-    if (s->eval_only) evaluate_as_trained(run);
     settings_limit_seq(s, run->config.max_seq_len, run->comm->ranks.n_ranks);
     return flags_check(s, run->comm->ranks.n_ranks, err) && same_size(run, path, err);
 }

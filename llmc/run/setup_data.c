@@ -12,43 +12,15 @@
 #include "llmc/comm/watchdog.h"
 #include "llmc/base/terminal.h"
 
-/* --train as the flags of the checkpoint `path` have it, into text; false where they do not, or it is longer. */
-static bool recorded_data(const char *path, char *text, size_t size) {
-    Manifest manifest;
-    Error ignored;
-    if (!path[0] || !manifest_read(&manifest, path, &ignored)) return false;
-    const JsonValue *train = json_get(manifest_flags(&manifest), "train");
-    const bool known = json_is(train, JSON_STRING) && snprintf(text, size, "%s", train->text) < (int)size;
-    manifest_free(&manifest);
-    return known;
-}
-
-/* --resume without --train goes on with the default, which the run is to have had, too. */
-static bool check_resumed_data(const Run *run, Error *err) {
-    const Settings *s = &run->settings;
-    char trained_on[256];
-    return !s->resume || !recorded_data(run->checkpoint, trained_on, sizeof trained_on) ||
-           strcmp(trained_on, s->train) == 0 ||
-           fail(err, EXIT_INPUT,
-                "--train is missing: %s trained on '%s', not on the default, %s; hint: --train '%s'",
-                run->checkpoint, trained_on, s->train, trained_on);
-}
-
 /* No --train, and its default is not there: says what the user left out, first of all of --resume. */
 static bool fail_no_data(const Run *run, Error *err) {
     const Settings *s = &run->settings;
-    char trained_on[256];
     if (s->resume && !run->checkpoint[0])
         return fail(
             err, EXIT_INPUT,
             "--resume: --out %s holds no checkpoint, and a new run has nothing to train on: %s is not "
             "there; hint: another --out, or --train FILE",
             s->out, s->train);
-    if (recorded_data(run->checkpoint, trained_on, sizeof trained_on))
-        return fail(
-            err, EXIT_INPUT,
-            "--train is missing: %s trained on '%s', and the default, %s, is not there; hint: --train '%s'",
-            run->checkpoint, trained_on, s->train, trained_on);
     return fail(err, EXIT_INPUT,
                 "--train is missing, and the default, %s, is not there; hint: --train FILE, %s", s->train,
                 run->model_path[0] && !run->checkpoint[0] && !s->eval_only && !s->profile
@@ -88,7 +60,8 @@ static bool check_pattern(const Run *run, const char *flag, const char *pattern,
     if (dataloader_check(pattern, err)) return true;
     if (!run->settings.data_of_run) return fail_flag(flag, err);
     const Error cause = *err;
-    return fail(err, EXIT_INPUT, "--eval-only: the run's --%s: %s", flag, cause.text);
+    return fail(err, EXIT_INPUT, "--%s: the run's --%s: %s", run->checkpoint[0] ? "resume" : "eval-only",
+                flag, cause.text);
 }
 
 bool setup_check_data(const Run *run, Error *err) {
@@ -97,7 +70,6 @@ bool setup_check_data(const Run *run, Error *err) {
     const bool reads_train = !s->eval_only || !s->val;
     const bool is_default = !flags_was_set(s, "train") && !s->data_of_run;
     if (reads_train && is_default && access(s->train, F_OK)) return fail_no_data(run, err);
-    if (reads_train && is_default && !check_resumed_data(run, err)) return false;
     if (reads_train && !check_pattern(run, "train", s->train, err)) return false;
     return !s->val || check_pattern(run, "val", s->val, err);
 }

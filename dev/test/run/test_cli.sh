@@ -231,11 +231,33 @@ run $tiny --train "$work/text.txt" --steps 2 --optimizer adamw --lr 1e-3
 check "a rate that was chosen is not" eval '[ "$status" = 0 ] && ! grep -q "^note: --lr" "$work/out"'
 refuses "resume with another model" 'layers' --model d12 --train "$work/text.txt" --batch 2 --seq 16 --tokens-per-step 64 --steps 12 --out "$work/whole" --resume
 
-elsewhere $tiny --resume --out whole
-refused "resume without the data" "--train is missing: whole/step_00000012 trained on '$work/text.txt'"
+# all that the flags leave open is the checkpoint's: data, batch, optimizer, schedule, how often it saves
+open="$tiny --train $work/text.txt --val $work/text.txt --steps 8 --tokens-per-step 64 --save-every 3 --eval-every 2 --optimizer adamw --lr 1.1e-3 --schedule linear --dropout 0.1 --clip 0.7 --keep-best"
+run $open --out "$work/kept"
+cp -r "$work/kept" "$work/open" && rm -rf "$work/open"/step_0000000[4-8]
+elsewhere --resume --out open
+check "resume with no more flags: exit code $status" [ "$status" -eq 0 ]
+check "resume with no more flags: the bits of the run without a stop" [ "$(hashes "$work/kept/step_00000008")" = "$(hashes "$work/open/step_00000008")" ]
+check "resume with no more flags: saves as often" [ "$(ls "$work/open")" = "$(ls "$work/kept")" ]
+check "resume with no more flags: nothing has changed" [ "$(grep -c '^note: --' "$work/out")" -eq 0 ]
+check "resume with no more flags: says whose they are" grep -qE "^recipe +the checkpoint's, for what the flags leave open$" "$work/out"
+cp -r "$work/kept" "$work/open_ranks" && rm -rf "$work/open_ranks"/step_0000000[4-8]
+elsewhere --resume --out open_ranks --gpus 2
+check "resume with no more flags, on two ranks: exit code $status" [ "$status" -eq 0 ]
+check "resume with no more flags, on two ranks: that alone has changed" [ "$(grep '^note: --' "$work/out" | grep -v 'is slow')" = "note: --gpus was 1 in the checkpoint, the run goes on with 2" ]
+elsewhere --resume --out open --steps 9 --recipe cpu-small --seq 16 --optimizer adamw
+check "resume with a recipe: its own flags" grep -q '^note: --batch was 2 in the checkpoint, the run goes on with 24$' "$work/out"
+check "resume with a recipe: others are the checkpoint's" [ "$(grep -cE '^note: --(train|schedule|clip|seed) was ' "$work/out")" -eq 0 ]
+odd="$work/$(printf 'no\377utf8').txt"
+cp "$work/text.txt" "$odd"
+run $tiny --train "$odd" --steps 2 --out "$work/odd"
+elsewhere --resume --out odd --steps 3
+refused "resume, and the name of the data is not known" "^error: --train is missing, and cannot be read from the checkpoint: its name is no UTF-8, or too long; hint: --train FILE$"
+mv "$work/text.txt" "$work/text.elsewhere"
+elsewhere --resume --out whole --steps 13
+refused "resume, and the data is gone" "^error: --resume: the run's --train: $work/text.txt: .*"
+mv "$work/text.elsewhere" "$work/text.txt"
 mkdir "$work/data" && cp "$work/text.txt" "$work/data/default.txt"
-elsewhere $tiny --resume --out whole --steps 13
-refused "resume without the data, beside a default text" "^error: --train is missing: whole/step_00000012 trained on '$work/text.txt', not on the default, data/default.txt; hint: --train '$work/text.txt'$"
 elsewhere --model whole --steps 1 --batch 2 --eval-batches 1 --sample-tokens 0
 check "a model and no data: what is trained, and what else might be meant" grep -q '^note: --model without --train: this model is trained on data/default.txt; hint: --prompt TEXT samples from it, ' "$work/out"
 elsewhere $tiny --prompt a --steps 2

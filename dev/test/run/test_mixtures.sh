@@ -136,7 +136,7 @@ cp -r packed packed_resumed && rm -r packed_resumed/step_00000006
 run $packed --out packed_resumed --resume
 check "packed: resumes to the bit" [ "$(hashes packed/step_00000006)" = "$(hashes packed_resumed/step_00000006)" ]
 rm -r packed_resumed/step_00000006
-run $(echo "$packed" | sed 's/ --pack / /') --out packed_resumed --resume
+run $(echo "$packed" | sed 's/ --pack / --pack 0 /') --out packed_resumed --resume
 check "packed no more: what becomes of the order" grep -q '^note: the order of the data goes on at window 24 of the new --pack: ' out
 run $packed --reproducible 4 --out packed_1
 run $packed --reproducible 4 --out packed_2 --gpus 2

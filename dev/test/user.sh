@@ -99,11 +99,12 @@ command_refuses() {
     status=$?
     refused "$*" "$case_pattern"
 }
-# await COMMAND...: until it succeeds. A minute at most, more on a busy machine; once $child is gone nothing comes any more.
+# await COMMAND...: until it succeeds. A minute at most, more on a busy machine or with more looks than 700 in $most_looks; once $child
+# is gone nothing comes any more.
 await() {
     looks=0
     until "$@"; do
-        if [ $looks -ge 700 ] || { [ -n "$child" ] && is_gone; }; then
+        if [ $looks -ge "${most_looks:-700}" ] || { [ -n "$child" ] && is_gone; }; then
             "$@" # once more: the child may have done it last
             return
         fi

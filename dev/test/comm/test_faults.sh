@@ -149,7 +149,9 @@ fi
 # hang RANK: what the others wait for never comes.
 hang() {
     export HANG_RANK=$1
+    most_looks=3000 # a busy machine's longest step of 6 s is a minute here
     preloaded "hung-$1" "$hangs" "$HANG_WHILE" --gpus 3
+    most_looks=
     waited=$(sed -n 's/.* done for \([0-9]*\) s, .*/\1/p' "$work/err") # of a busy machine's longest step ten times
     check "$case: $took s, expected less than ${waited:-0} + $soon" [ "$took" -lt $((${waited:-0} + soon)) ]
     check "$case: says so" grep -qE "^error: in [a-z0-9 ]+: no rank has got anything done for [0-9]+ s, a step took [0-9.]+ s at most: a GPU or a link hangs; .* is of step [0-9]+, in $work/hung-$1$" "$work/err"

@@ -434,7 +434,8 @@ static int launch(Run *run, char **argv) {
     const bool resumes = run->settings.resume, names_data = flags_was_set(&run->settings, "train");
     Error err = {0};
     if (!setup_check_devices(run, &err) || !setup_check_output(run, &err) ||
-        !(resumes || setup_model_size(run, &err)) || !((resumes && !names_data) || setup_check_data(run, &err)))
+        !(resumes || setup_model_size(run, &err)) ||
+        !((resumes && !names_data) || setup_check_data(run, &err)))
         die(&err);
     return setup_launch(run, argv);
 }

@@ -266,6 +266,32 @@ __device__ __forceinline__ void send_sums(S &shared, const float (&acc)[GROUPS][
     }
 }
 
+/* What other blocks send is added to this block's own, and written. row0, column0: of the first of a thread's numbers. */
+template <typename S, int GROUPS>
+__device__ __forceinline__ void finish_sums(S &shared, const FewRows<bf16> &a,
+                                            const float (&acc)[GROUPS][2][S::TILES][4], int row0,
+                                            int column0) {
+    constexpr int FINISHED = GROUPS == 1 ? 1 : S::PARTS; /* of this block */
+    const int p0 = GROUPS == 1 ? blockIdx.y : 0, first = blockIdx.x * S::OUTPUTS;
+    float sums[FINISHED][4] = {};
+    float2 bias_pair[FINISHED];
+#pragma unroll
+    for (int i = 0; i < FINISHED; i++)
+        bias_pair[i] = *reinterpret_cast<const float2 *>(&shared.bias[column0 + (p0 + i) % S::TILES * TILE]);
+    mbarrier_wait(shared_address(&shared.full), 0);
+#pragma unroll
+    for (int b = 0; b < S::SENDERS; b++) add(sums[GROUPS == 1 ? 0 : b], shared.sums[b][threadIdx.x]);
+#pragma unroll
+    for (int i = 0; i < FINISHED; i++) {
+        if (GROUPS > 1)
+#pragma unroll
+            for (int b = 0; b < GROUPS; b++) add(sums[i], acc[b][i / S::TILES][i % S::TILES]);
+        const int p = p0 + i;
+        finish_part(a, row0 + p / S::TILES * 16, first + column0 + p % S::TILES * TILE, sums[i],
+                    bias_pair[i]);
+    }
+}
+
 template <int ROW_WARPS, int TILES, int GROUPS, int STEPS>
 __global__ void __launch_bounds__(SPLIT_THREADS, 2) few_rows_split_kernel(FewRows<bf16> a) {
 #if __CUDA_ARCH__ >= 900
@@ -311,25 +337,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2) few_rows_split_kernel(FewRow
     }
     if (GROUPS == 1 || rank == 0) send_sums<S, GROUPS>(shared, acc);
     if (GROUPS == 1 ? rank >= S::PARTS : rank == 0) return;
-    constexpr int FINISHED = GROUPS == 1 ? 1 : S::PARTS; /* of this block */
-    const int p0 = GROUPS == 1 ? rank : 0;
-    float sums[FINISHED][4] = {};
-    float2 bias_pair[FINISHED];
-#pragma unroll
-    for (int i = 0; i < FINISHED; i++)
-        bias_pair[i] = *reinterpret_cast<const float2 *>(&shared.bias[column0 + (p0 + i) % S::TILES * TILE]);
-    mbarrier_wait(full, 0);
-#pragma unroll
-    for (int b = 0; b < S::SENDERS; b++) add(sums[GROUPS == 1 ? 0 : b], shared.sums[b][threadIdx.x]);
-#pragma unroll
-    for (int i = 0; i < FINISHED; i++) {
-        if (GROUPS > 1)
-#pragma unroll
-            for (int b = 0; b < GROUPS; b++) add(sums[i], acc[b][i / S::TILES][i % S::TILES]);
-        const int p = p0 + i;
-        finish_part(a, row0 + p / S::TILES * 16, first + column0 + p % S::TILES * TILE, sums[i],
-                    bias_pair[i]);
-    }
+    finish_sums<S, GROUPS>(shared, a, acc, row0, column0);
 #endif
 }
 

@@ -82,6 +82,7 @@ typedef struct Settings {
 
     bool data_of_run;      /* --train and --val are those of --model's run, or of the run that goes on */
     bool as_in_checkpoint; /* a run goes on: what the flags leave open is its checkpoint's, no recipe's */
+    bool is_complete;      /* of --resume: no checkpoint will give anything any more */
     int recipe; /* RecipeId, of what fills the rest; settings_complete chooses where it is RECIPE_AUTO */
     bool was_set[FLAGS_MAX]; /* by row of the table; read through flags_was_set */
 } Settings;
@@ -115,7 +116,8 @@ void settings_evaluate_as(Settings *s, const JsonValue *saved, int n_ranks);
  * there. */
 bool settings_resume_as(Settings *s, const JsonValue *saved, int n_ranks, Error *err);
 
-/* Contradictions between flags that need no device and no file; after settings_complete. */
+/* Contradictions between flags that need no device and no file; after settings_complete. Of --resume those that what is left
+ * open may solve are looked at once is_complete. */
 bool flags_check(const Settings *s, int n_ranks, Error *err);
 
 /* True if the user gave the flag; name without dashes ("tokens-per-step"). */

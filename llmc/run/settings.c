@@ -155,9 +155,10 @@ void settings_evaluate_as(Settings *s, const JsonValue *saved, int n_ranks) {
 /* Whether a run that goes on has this flag from its checkpoint: how it trains, validates, samples and saves, but for what the
  * model's files say or --recipe was given for. Who does the work, and what this start is for, is the command line's. */
 static bool is_of_run(const Flag *flag, const Settings *s) {
-    static const char *const others[] = {
-        "window", "documents",   "sparse", "gpus",    "context-gpus",  "out",      "resume",
-        "prompt", "prompt-file", "chat",   "profile", "profile-trace", "restarts", "model-only"};
+    static const char *const others[] = {"tokenizer",     "window",       "documents", "sparse",
+                                         "gpus",          "context-gpus", "out",       "resume",
+                                         "prompt",        "prompt-file",  "chat",      "profile",
+                                         "profile-trace", "restarts",     "model-only"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (strcmp(flag->name, others[i]) == 0) return false;
     if (strcmp(flag->name, "precision") == 0 && s->device == DEVICE_CPU) return false;
@@ -182,6 +183,7 @@ bool settings_resume_as(Settings *s, const JsonValue *saved, int n_ranks, Error 
     }
     s->as_in_checkpoint = !flags_was_set(s, "recipe");
     s->data_of_run = s->train != before;
+    if (!flags_was_set(s, "warmup")) s->warmup = clamp_i64(s->warmup, 0, s->steps);
     round_tokens_per_step(s, n_ranks);
     return s->data_of_run || flags_was_set(s, "train") ||
            fail(err, EXIT_INPUT,
@@ -319,7 +321,8 @@ static bool check_samples(const Settings *s, int n_ranks, Error *err) {
 }
 
 bool flags_check(const Settings *s, int n_ranks, Error *err) {
-    bool no_validation = !settings_has_validation(s);
+    const bool is_known = !s->resume || s->is_complete,
+               no_validation = is_known && !settings_has_validation(s);
     /* clang-format off */
     const Contradiction rows[] = {
         {s->resume && s->profile,
@@ -334,7 +337,7 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--model-only: there is no folder to save in; hint: --out DIR"},
         {s->keep && !s->out,
          "--keep: there is no folder to save in; hint: --out DIR"},
-        {s->keep && !s->save_every && !s->keep_best,
+        {is_known && s->keep && !s->save_every && !s->keep_best,
          "--keep: only one checkpoint is saved, at the end; hint: --save-every N"},
         {s->keep_best && !s->out,
          "--keep-best: there is no folder to save in; hint: --out DIR"},
@@ -352,7 +355,7 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--reproducible and --context-gpus: a sum over the parts of a sequence has another order; hint: leave one of them out"},
         {s->hellaswag && s->context_gpus > 1,
          "--hellaswag and --context-gpus: its items are short; hint: leave one of them out"},
-        {s->optimizer != OPTIMIZER_MUON && (flags_was_set(s, "momentum") || flags_was_set(s, "muon-polynomial")),
+        {is_known && s->optimizer != OPTIMIZER_MUON && (flags_was_set(s, "momentum") || flags_was_set(s, "muon-polynomial")),
          "--momentum and --muon-polynomial are Muon's, and the optimizer is AdamW; hint: --optimizer muon, or --beta1 for AdamW's average"},
         {s->profile_trace && !s->profile,
          "--profile-trace and --profile 0: a trace is of profiled steps; hint: leave --profile 0 out"},
@@ -375,7 +378,8 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
     };
     /* clang-format on */
     return check_uses(s, err) && check_contradictions(rows, sizeof rows / sizeof *rows, err) &&
-           check_samples(s, n_ranks, err) && check_groups(s, n_ranks, err) && check_numbers(s, n_ranks, err);
+           check_samples(s, n_ranks, err) && check_groups(s, n_ranks, err) &&
+           (!is_known || check_numbers(s, n_ranks, err));
 }
 
 /* ---- JSON ---- */
@@ -445,9 +449,10 @@ static void describe(char *buffer, size_t size, const Flag *flag, const char *te
         snprintf(buffer, size, "...%s", shown + length - (size - 4));
 }
 
-/* With --reproducible the number of GPUs shows in no bit. */
+/* With --reproducible the number of GPUs shows in no bit; a tokenizer that is not named is the checkpoint's. */
 static bool bends_run(const Flag *flag, const Settings *s) {
-    return flag->affects_training && !(s->reproducible && strcmp(flag->name, "gpus") == 0);
+    return flag->affects_training && !(s->reproducible && strcmp(flag->name, "gpus") == 0) &&
+           !(strcmp(flag->name, "tokenizer") == 0 && !s->tokenizer);
 }
 
 int flags_differences(const char *saved_json, const Settings *now, FlagDifference found[FLAGS_MAX]) {

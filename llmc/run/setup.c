@@ -143,8 +143,9 @@ static bool same_size(const Run *run, const char *path, Error *err) {
                 "the flags ask for %d layers, %d heads, %d channels, %s has %d, %d, %d; hint: %s",
                 asked.n_layer, asked.n_head, asked.n_embd, path, run->config.n_layer, run->config.n_head,
                 run->config.n_embd,
-                run->checkpoint[0] ? "another --out for a new run"
-                                   : "a model's files say its size, leave the flags out");
+                run->checkpoint[0]
+                    ? "leave the flags out, the checkpoint says its size, or another --out for a new run"
+                    : "a model's files say its size, leave the flags out");
 }
 
 /* So that --resume goes on as the run was, and --eval-only gives the loss that it printed. */
@@ -177,6 +178,7 @@ static bool config_from_path(Run *run, Error *err) {
     if ((run->checkpoint[0] || s->eval_only) && !set_as_trained(run, err)) return false;
     if (!config_options(run, err)) return false;
     settings_limit_seq(s, run->config.max_seq_len, run->comm->ranks.n_ranks);
+    s->is_complete = true;
     return flags_check(s, run->comm->ranks.n_ranks, err) && same_size(run, path, err);
 }
 
@@ -236,6 +238,8 @@ static bool model_size(Run *run, Error *err) {
     char named[80];
     if (!setup_find_checkpoint(run, err) || !find_model(run, err)) return false;
     if (run->model_path[0]) return size_from_files(run, err);
+    run->settings.is_complete = true;
+    if (!flags_check(&run->settings, run->comm->ranks.n_ranks, err)) return false;
     if (!setup_tokenizer(run, err) || !config_from_flags(run, err)) return false;
     return gpt2_config_check(&run->config, size_flags(&run->settings, named, sizeof named), err);
 }

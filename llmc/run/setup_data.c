@@ -58,10 +58,14 @@ static DataLoader *open_data(const Run *run, Split part, Error *err) {
 
 static bool check_pattern(const Run *run, const char *flag, const char *pattern, Error *err) {
     if (dataloader_check(pattern, err)) return true;
-    if (!run->settings.data_of_run) return fail_flag(flag, err);
+    if (!run->settings.data_of_run || flags_was_set(&run->settings, flag)) return fail_flag(flag, err);
     const Error cause = *err;
-    return fail(err, EXIT_INPUT, "--%s: the run's --%s: %s", run->checkpoint[0] ? "resume" : "eval-only",
-                flag, cause.text);
+    const char *hint = strstr(cause.text, "; hint:");
+    return fail(err, EXIT_INPUT,
+                "--%s: the run's --%s: %.*s; hint: it may be meant from the folder that the run was started "
+                "in; --%s PATH",
+                run->checkpoint[0] ? "resume" : "eval-only", flag,
+                hint ? (int)(hint - cause.text) : (int)strlen(cause.text), cause.text, flag);
 }
 
 bool setup_check_data(const Run *run, Error *err) {

@@ -244,6 +244,12 @@ static void name_new_text(const Run *run) {
     name_new_order(run, "train");
 }
 
+/* By its length and samples of it, whatever its name is now. */
+static bool has_same_text(const Run *run) {
+    return run->resumed.data_tokens == dataloader_n_tokens(run->train) && run->resumed.data_fingerprint &&
+           run->resumed.data_fingerprint == dataloader_fingerprint(run->train);
+}
+
 /* Names what changed since the checkpoint was written; the run goes on with the new values. */
 static void name_differences(const Run *run, const char *saved_flags) {
     FlagDifference found[FLAGS_MAX];
@@ -254,7 +260,8 @@ static void name_differences(const Run *run, const char *saved_flags) {
                    found[i].now);
         validates_anew = validates_anew || strcmp(found[i].name, "val") == 0 ||
                          (strcmp(found[i].name, "train") == 0 && !run->settings.val);
-        if (!names_order(found[i].name)) continue;
+        if (!names_order(found[i].name) || (strcmp(found[i].name, "train") == 0 && has_same_text(run)))
+            continue;
         name_new_order(run, found[i].name);
         orders = true;
     }

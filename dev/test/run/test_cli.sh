@@ -248,6 +248,22 @@ check "resume with no more flags, on two ranks: that alone has changed" [ "$(gre
 elsewhere --resume --out open --steps 9 --recipe cpu-small --seq 16 --optimizer adamw
 check "resume with a recipe: its own flags" grep -q '^note: --batch was 2 in the checkpoint, the run goes on with 24$' "$work/out"
 check "resume with a recipe: others are the checkpoint's" [ "$(grep -cE '^note: --(train|schedule|clip|seed) was ' "$work/out")" -eq 0 ]
+cp -r "$work/kept" "$work/more" && cp -r "$work/whole/step_00000012" "$work/words"
+elsewhere --resume --out more --steps 9 --tokens-per-step 96 --keep 4
+check "resume with flags that suit the run, and not the recipe: exit code $status" [ "$status" -eq 0 ]
+elsewhere --resume --out more --steps 1
+check "resume to fewer steps than its warm-up" grep -q '^finished: ' "$work/out"
+cp "$work/text.txt" "$work/moved.txt"
+elsewhere --resume --out more --steps 10 --train moved.txt
+check "resume with the same text, moved: exit code $status" [ "$status" -eq 0 ]
+check "resume with the same text, moved: its order goes on" [ "$(grep -c '^note: the order of the data' "$work/out")" -eq 0 ]
+run $tiny --train "$work/text.txt" --steps 2 --tokenizer "$work/words" --out "$work/named"
+rm -r "$work/words"
+elsewhere --resume --out named --steps 3
+check "resume, and the tokenizer's file is gone: exit code $status" [ "$status" -eq 0 ]
+check "resume, and the tokenizer's file is gone: it is the checkpoint's" [ "$(grep -c '^note: --tokenizer' "$work/out")" -eq 0 ]
+elsewhere --resume --out named --steps 4 --val nowhere.txt
+refused "resume with data that is not there" '^error: --val: nowhere.txt: '
 odd="$work/$(printf 'no\377utf8').txt"
 cp "$work/text.txt" "$odd"
 run $tiny --train "$odd" --steps 2 --out "$work/odd"
@@ -255,7 +271,7 @@ elsewhere --resume --out odd --steps 3
 refused "resume, and the name of the data is not known" "^error: --train is missing, and cannot be read from the checkpoint: its name is no UTF-8, or too long; hint: --train FILE$"
 mv "$work/text.txt" "$work/text.elsewhere"
 elsewhere --resume --out whole --steps 13
-refused "resume, and the data is gone" "^error: --resume: the run's --train: $work/text.txt: .*"
+refused "resume, and the data is gone" "^error: --resume: the run's --train: $work/text.txt: .*; hint: it may be meant from the folder that the run was started in; --train PATH$"
 mv "$work/text.elsewhere" "$work/text.txt"
 mkdir "$work/data" && cp "$work/text.txt" "$work/data/default.txt"
 elsewhere --model whole --steps 1 --batch 2 --eval-batches 1 --sample-tokens 0

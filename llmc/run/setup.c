@@ -239,7 +239,7 @@ static bool model_size(Run *run, Error *err) {
     if (!setup_find_checkpoint(run, err) || !find_model(run, err)) return false;
     if (run->model_path[0]) return size_from_files(run, err);
     run->settings.is_complete = true;
-    if (!flags_check(&run->settings, run->comm->ranks.n_ranks, err)) return false;
+    if (run->settings.resume && !flags_check(&run->settings, run->comm->ranks.n_ranks, err)) return false;
     if (!setup_tokenizer(run, err) || !config_from_flags(run, err)) return false;
     return gpt2_config_check(&run->config, size_flags(&run->settings, named, sizeof named), err);
 }

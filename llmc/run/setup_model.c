@@ -244,9 +244,10 @@ static void name_new_text(const Run *run) {
     name_new_order(run, "train");
 }
 
-/* By its length and samples of it, whatever its name is now. */
-static bool has_same_text(const Run *run) {
-    return run->resumed.data_tokens == dataloader_n_tokens(run->train) && run->resumed.data_fingerprint &&
+/* By its length and samples of it, whatever its name is now; in a mixture the shares make the order, too. */
+static bool has_same_text(const Run *run, const char *before) {
+    return !strchr(run->settings.train, ',') && !strchr(before, ',') &&
+           run->resumed.data_tokens == dataloader_n_tokens(run->train) && run->resumed.data_fingerprint &&
            run->resumed.data_fingerprint == dataloader_fingerprint(run->train);
 }
 
@@ -260,7 +261,8 @@ static void name_differences(const Run *run, const char *saved_flags) {
                    found[i].now);
         validates_anew = validates_anew || strcmp(found[i].name, "val") == 0 ||
                          (strcmp(found[i].name, "train") == 0 && !run->settings.val);
-        if (!names_order(found[i].name) || (strcmp(found[i].name, "train") == 0 && has_same_text(run)))
+        if (!names_order(found[i].name) ||
+            (strcmp(found[i].name, "train") == 0 && has_same_text(run, found[i].saved)))
             continue;
         name_new_order(run, found[i].name);
         orders = true;

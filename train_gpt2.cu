@@ -429,13 +429,12 @@ static void read_sizes(Run *run) {
 }
 
 /* The parent of --gpus: what can be seen to be wrong is said before anything is started, but of checkpoints, which are
- * rank 0's to look through, and to warn of, once; and of the data that they name. */
+ * rank 0's to look through, and to warn of, once. */
 static int launch(Run *run, char **argv) {
-    const bool resumes = run->settings.resume, names_data = flags_was_set(&run->settings, "train");
+    const bool resumes = run->settings.resume;
     Error err = {0};
     if (!setup_check_devices(run, &err) || !setup_check_output(run, &err) ||
-        !(resumes || setup_model_size(run, &err)) ||
-        !((resumes && !names_data) || setup_check_data(run, &err)))
+        !(resumes || setup_model_size(run, &err)) || !setup_check_data(run, &err))
         die(&err);
     return setup_launch(run, argv);
 }

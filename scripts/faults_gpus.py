@@ -186,6 +186,11 @@ class Faults:
         run.start(self.command(out, "--gpus", str(self.arguments.gpus), *more), variables)
         return run
 
+    def begin_again(self):
+        """(run, a function that tells whether all its ranks train by now) of the run that goes on, or begins."""
+        before, log, run = saved_in(self.out), log_of(self.out), self.begin(self.out, "--resume")
+        return run, lambda: log_of(self.out) != log and steps_in(self.out) > before
+
     def late(self):
         return bool(self.arguments.deadline) and time.monotonic() - BEGAN > self.arguments.deadline
 
@@ -257,10 +262,10 @@ class Faults:
 
     def at_random(self, fault, rank, number, words):
         """Starts or goes on; strikes at a random time, and all must end with 1 and the words. False: the run was over before."""
-        before, log, run = saved_in(self.out), log_of(self.out), self.begin(self.out, "--resume")
+        run, all_train = self.begin_again()
         run.await_ranks(self.arguments.gpus)
         time.sleep(random.uniform(0, self.reference_s))
-        trains = log_of(self.out) != log and steps_in(self.out) > before
+        trains = all_train()
         if not self.strike(run, rank, number):
             self.check_end(run, fault)
             return False
@@ -289,9 +294,9 @@ class Faults:
         for rank in range(self.arguments.gpus):
             done, fault = 0, f"SIGTERM to rank {rank}"
             while done < self.count and not self.late():
-                before, log, run = saved_in(self.out), log_of(self.out), self.begin(self.out, "--resume")
+                run, all_train = self.begin_again()
                 run.await_ranks(self.arguments.gpus)
-                while run.running() and (log_of(self.out) == log or steps_in(self.out) == before):
+                while run.running() and not all_train():
                     time.sleep(0.02)
                 time.sleep(random.uniform(0, 0.5 * self.reference_s))
                 if not self.strike(run, rank, signal.SIGTERM):

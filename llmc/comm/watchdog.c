@@ -202,8 +202,8 @@ static void take(Peer *p, double t) {
     const Message *m = &p->in;
     if (m->kind == VERDICT) end_run(NULL, m->exit_code);
     p->last = *m;
-    if (p->rank == 0 && m->saved > dog.saved) dog.saved = m->saved;
     if (p->rank == 0) {
+        if (m->saved > dog.saved) dog.saved = m->saved;
         dog.leader_saves = m->saves;
         dog.leader_ended = m->phase == PHASE_END;
     }

@@ -152,15 +152,9 @@ void settings_evaluate_as(Settings *s, const JsonValue *saved, int n_ranks) {
     complete_tokens_per_step(s, n_ranks);
 }
 
-/* Whether a run that goes on has this flag from its checkpoint: how it trains, validates, samples and saves, but for what the
- * model's files say or --recipe was given for. Who does the work, and what this start is for, is the command line's. */
+/* Whether a run that goes on has this flag from its checkpoint: how it trains, validates, samples and saves. A CPU has no bf16. */
 static bool is_of_run(const Flag *flag, const Settings *s) {
-    static const char *const others[] = {"tokenizer",     "window",       "documents", "sparse",
-                                         "gpus",          "context-gpus", "out",       "resume",
-                                         "prompt",        "prompt-file",  "chat",      "profile",
-                                         "profile-trace", "restarts",     "model-only"};
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        if (strcmp(flag->name, others[i]) == 0) return false;
+    if (flag->of_command) return false;
     if (strcmp(flag->name, "precision") == 0 && s->device == DEVICE_CPU) return false;
     if (flags_was_set(s, "recipe") && flag_recipe(flag->name)) return false;
     return flag->use != OF_ALL || flag->affects_training;

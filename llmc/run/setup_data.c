@@ -71,6 +71,8 @@ static bool check_pattern(const Run *run, const char *flag, const char *pattern,
 bool setup_check_data(const Run *run, Error *err) {
     const Settings *s = &run->settings;
     if (settings_model_alone(s) || settings_scores_alone(s)) return true;
+    if (s->resume && !s->is_complete && !flags_was_set(s, "train"))
+        return true; /* a checkpoint may name it */
     const bool reads_train = !s->eval_only || !s->val;
     const bool is_default = !flags_was_set(s, "train") && !s->data_of_run;
     if (reads_train && is_default && access(s->train, F_OK)) return fail_no_data(run, err);

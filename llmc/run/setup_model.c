@@ -229,12 +229,17 @@ static void name_new_order(const Run *run, const char *flag) {
                format_integer(number, run->resumed.data_position), flag);
 }
 
+/* By its length and samples of it, whatever its name is now. */
+static bool has_same_text(const Run *run) {
+    return run->resumed.data_tokens == dataloader_n_tokens(run->train) && run->resumed.data_fingerprint &&
+           run->resumed.data_fingerprint == dataloader_fingerprint(run->train);
+}
+
 /* The same names may stand for other text: files that grew, more that a pattern matches, or one in place of another. */
 static void name_new_text(const Run *run) {
     const int64_t before = run->resumed.data_tokens, now = dataloader_n_tokens(run->train);
-    const int64_t fingerprint = run->resumed.data_fingerprint;
     char number[2][FORMAT_NUMBER];
-    if (before == now && fingerprint && fingerprint != dataloader_fingerprint(run->train))
+    if (before == now && run->resumed.data_fingerprint && !has_same_text(run))
         print_note(
             "the training data is other text than in the checkpoint, of the same length; the run goes on "
             "with it");
@@ -244,11 +249,10 @@ static void name_new_text(const Run *run) {
     name_new_order(run, "train");
 }
 
-/* By its length and samples of it, whatever its name is now; in a mixture the shares make the order, too. */
-static bool has_same_text(const Run *run, const char *before) {
-    return !strchr(run->settings.train, ',') && !strchr(before, ',') &&
-           run->resumed.data_tokens == dataloader_n_tokens(run->train) && run->resumed.data_fingerprint &&
-           run->resumed.data_fingerprint == dataloader_fingerprint(run->train);
+/* Another name for the same text; in a mixture the shares make the order, too. */
+static bool is_renamed(const Run *run, const FlagDifference *d) {
+    return strcmp(d->name, "train") == 0 && !strchr(d->saved, ',') && !strchr(d->now, ',') &&
+           has_same_text(run);
 }
 
 /* Names what changed since the checkpoint was written; the run goes on with the new values. */
@@ -261,9 +265,7 @@ static void name_differences(const Run *run, const char *saved_flags) {
                    found[i].now);
         validates_anew = validates_anew || strcmp(found[i].name, "val") == 0 ||
                          (strcmp(found[i].name, "train") == 0 && !run->settings.val);
-        if (!names_order(found[i].name) ||
-            (strcmp(found[i].name, "train") == 0 && has_same_text(run, found[i].saved)))
-            continue;
+        if (!names_order(found[i].name) || is_renamed(run, &found[i])) continue;
         name_new_order(run, found[i].name);
         orders = true;
     }
@@ -321,9 +323,10 @@ static bool open_model(Run *run, const GPT2Options *options, Error *err) {
     if (options->training && run->settings.schedule == SCHEDULE_CONSTANT &&
         flags_was_set(&run->settings, "final-lr-fraction"))
         print_note("--final-lr-fraction does nothing: --schedule constant stays at --lr");
-    if (options->training && settings_lr_is_for(&run->settings))
+    const char *lr_is_for = settings_lr_is_for(&run->settings);
+    if (options->training && lr_is_for)
         print_note("--lr %g is the recipe's, for %s, and --optimizer is %s; hint: --lr, %s", run->settings.lr,
-                   settings_lr_is_for(&run->settings), flags_choice(&run->settings, "optimizer"),
+                   lr_is_for, flags_choice(&run->settings, "optimizer"),
                    run->settings.optimizer == OPTIMIZER_MUON ? "about five times that"
                                                              : "about a fifth of that");
     run->resident_at_start = resident_bytes();

@@ -77,18 +77,14 @@ __device__ __forceinline__ uint32_t or_xor(uint32_t a, uint32_t b, uint32_t c) {
     return x;
 }
 
-/* Two products of pairs of bf16, each rounded to nearest even. */
-__device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
-    uint32_t product;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u) /* -0 */);
-    return product;
-}
-
-/* x * y + z of pairs, rounded once. */
+/* x * y + z of pairs of bf16, rounded once, to nearest even. */
 __device__ __forceinline__ uint32_t fma_bf16x2(uint32_t x, uint32_t y, uint32_t z) {
     uint32_t sum;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(y), "r"(z));
     return sum;
+}
+__device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
+    return fma_bf16x2(a, b, 0x80008000u /* -0 */);
 }
 
 /* The larger ones; of a NaN and a number the number; 0 is above -0. */

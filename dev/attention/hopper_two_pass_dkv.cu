@@ -14,7 +14,7 @@ template <int HEAD, bool IS_CAUSAL> struct DkvConfig : Sm90Roles {
     static constexpr Sm90Shape SHAPE = DKV_SHAPES[HEAD == 128][IS_CAUSAL];
     static constexpr int HD = HEAD, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages, CLUSTER = 1;
     static constexpr bool CAUSAL = IS_CAUSAL, LATE_DP = SHAPE.flag, RANGES = false, SPARSE = false,
-                          DROPS = false, MARKS_DROPPED = false;
+                          DROPS = false, KEEPS_MASKS = false;
     static constexpr bool K_IN_REGISTERS = HD == 64; /* and V; at 128 dK and dV take 128 registers */
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, THREADS = sm90_threads(SHAPE);
     static constexpr int TILE_BYTES = WG_ROWS * HD * 2, LSE_D_BYTES = WG_ROWS * sizeof(LseDRow);
@@ -109,10 +109,10 @@ __device__ __forceinline__ void dkv_first_block(DkvRows<C> &r, QueryStages<C> &q
     wgmma_wait<1>();
     wgmma_results(r.s);
     if (C::CAUSAL) mask_queries(r);
-    key_probabilities<C, false>(r, scale_log2);
+    key_probabilities<C, false>(r, scale_log2, place.mask, {});
     wgmma_wait<0>();
     wgmma_results(r.dp);
-    key_scores(r);
+    key_scores(r, NULL);
     clear_gradients(r);
 }
 
@@ -138,10 +138,10 @@ __device__ __forceinline__ void dkv_next_block(DkvRows<C> &r, QueryStages<C> &qu
         gradients_done(r);
         release<C>(queries.ring, place.at);
     }
-    key_probabilities<C, false>(r, scale_log2);
+    key_probabilities<C, false>(r, scale_log2, place.mask, {});
     wgmma_wait<0>();
     wgmma_results(r.dp);
-    key_scores(r);
+    key_scores(r, NULL);
     place.at = next;
 }
 

@@ -87,9 +87,9 @@ def random_stream(seed, purpose):
     return mix64((mix64((seed + GOLDEN) & MASK64) + GOLDEN * (purpose + 1)) & MASK64)
 
 
-def fold(x):
-    """The halves of 64 bits, added without carry."""
-    return (x ^ (x >> 32)) & MASK32
+def halves(x):
+    """Of 64 bits: both halves, added without carry, and the upper one."""
+    return (x ^ (x >> 32)) & MASK32, x >> 32 & MASK32
 
 
 class Dropout:
@@ -111,12 +111,17 @@ class Dropout:
         words = [mix64((site + GOLDEN * n) & MASK64) for n in range(x.numel() // (rows * columns))]
         start, twist = (torch.tensor([w >> shift & MASK32 for w in words]).view(-1, 1, 1) for shift in (0, 32))
         row, column = torch.arange(rows).view(-1, 1), torch.arange(columns)
-        counter = (row // 16 * 4 + row % 8 // 2) * 65536 + column // 16 * 4 + column % 8 // 2
-        factor = torch.tensor([[0x85EBCA6B, 0xC2B2AE35], [0x27D4EB2F, 0xA3D5C9E5]])[row % 2, column % 2]
-        shared = fold(((start + counter * 0x9E3779B9) & MASK32) * 0xD2511F53) ^ twist
-        byte = fold(shared * factor) >> (row // 8 % 2 * 16 + column // 8 % 2 * 8) & 255
+        counter = (row // 64 * 4 + row % 8 // 2) * 65536 + column // 64 * 4 + column % 8 // 2
+        n, m = row % 64 // 16 * 4 + row // 8 % 2 * 2 + row % 2, column % 64 // 16 * 2 + column // 8 % 2
+        u = (0x85EBCA6B + n * (0xC2B2AE35 + n * 0x27D4EB2E)) & MASK32
+        v = (0xA3D5C9E5 + m * (0x165667B1 + m * 0x2545F492)) & MASK32
+        t, t2 = halves(((start + counter * 0x9E3779B9) & MASK32) * 0xD2511F53)
+        t ^= twist
+        s, s2 = halves(t * 0xCD9E8D57)
+        word = ((s * u + t & MASK32) * v + s2 * u + t2) >> column % 2 * 16 & 0xFFFF
+        larger = torch.where(word >= 0x8000, word - 0x7F, 0x7F80 - word) & 0xFFFF # of the bf16 that it is
         threshold = min(max(int(self.p * 256 + 0.5), 1), 255)
-        keep = (byte >= threshold).view(x.shape).to(x.device)
+        keep = (larger >= threshold * 256).view(x.shape).to(x.device)
         return x * keep.to(x.dtype) * (256 / (256 - threshold))
 
 

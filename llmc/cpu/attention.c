@@ -117,22 +117,18 @@ static vec_mask unseen(const FirstKeys *first, int64_t query, int64_t key) {
     return keys > (int32_t)key;
 }
 
-/* What x, query `query` and key `key` of a tile, becomes under dropout. */
-static float drop(const Attention *f, uint32_t word, int64_t query, int64_t key, float x) {
-    return dropout_byte(word, (uint32_t)query, (uint32_t)key) < f->threshold ? 0.0f : x * f->kept_scale;
-}
-
 /* Dropout of a tile of scores, (TILE keys, TILE queries), of head `head` of B*NH, from query q0 and key k0 on. */
 static void drop_tile(const Attention *f, Scores s, int64_t head, int64_t q0, int64_t k0, int64_t n_keys) {
-    _Static_assert(TILE % 16 == 0, "whole tiles of the mask");
+    _Static_assert(TILE % 2 == 0, "whole words of the mask");
     if (f->threshold == 0) return;
     const DropoutMatrix matrix = dropout_matrix(f->site, head);
-    for (int64_t k = 0; k < n_keys; k += k % 8 == 7 ? 9 : 1)
-        for (int64_t q = 0; q < TILE; q += q % 8 == 7 ? 9 : 1) {
+    for (int64_t k = 0; k < n_keys; k += 2)
+        for (int64_t q = 0; q < TILE; q++) {
             const uint32_t word = dropout_word(matrix, (uint32_t)(q0 + q), (uint32_t)(k0 + k));
-            for (int64_t key = k; key < min_i64(n_keys, k + 16); key += 8)
-                for (int64_t query = q; query < q + 16; query += 8)
-                    s[key * TILE + query] = drop(f, word, query, key, s[key * TILE + query]);
+            for (int64_t key = k; key < min_i64(n_keys, k + 2); key++)
+                s[key * TILE + q] = dropout_dropped_by(word, (uint32_t)key, f->threshold)
+                                        ? 0.0f
+                                        : s[key * TILE + q] * f->kept_scale;
         }
 }
 

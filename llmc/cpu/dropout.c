@@ -21,8 +21,11 @@ static void drop_rows(const void *args, int64_t task) {
         const uint32_t row = (uint32_t)(n % e->matrix_rows);
         const float *x = e->x + n * e->columns;
         float *out = e->out + n * e->columns;
-        for (int64_t c = 0; c < e->columns; c++)
-            out[c] = dropout_drops(matrix, row, (uint32_t)c, e->threshold) ? 0.0f : x[c] * e->scale;
+        for (int64_t c = 0; c < e->columns; c += 2) {
+            const uint32_t word = dropout_word(matrix, row, (uint32_t)c);
+            for (int64_t k = c; k < min_i64(e->columns, c + 2); k++)
+                out[k] = dropout_dropped_by(word, (uint32_t)k, e->threshold) ? 0.0f : x[k] * e->scale;
+        }
     }
 }
 

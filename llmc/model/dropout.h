@@ -5,14 +5,21 @@
  * integer arithmetic, so forward, backward, recomputation, every backend and a resumed run draw the same, in any order,
  * and nothing is stored.
  *
- * One 32-bit word decides about four elements, a byte each: (row, column), those 8 rows and 8 columns further, and both,
- * in each tile of 16 x 16. The four are one thread's both in the accumulators of a product of tensor cores and in those
- * of its transpose (mma and wgmma), so forward and backward of attention make a word once. The words of two
- * neighbouring rows and columns share the first of their two rounds.
+ * One 32-bit word decides about two elements, half of it each: an even column of a row and the odd one behind it. In a block of 64
+ * x 64 elements the words of rows with the same row % 8 / 2 and of columns with the same column % 8 / 2 have their seeds
+ * s, s', t and t' in common, of two rounds, each of which is one multiplication to 64 bits. These are what one thread has of the
+ * accumulators of a product of tensor cores, or of its transpose (mma and wgmma), so forward and backward of attention
+ * each make seeds once for 32 elements. A row has a factor U among 16 and a pair of columns a factor V among 8, and
  *
- * A round is one multiplication to 64 bits whose halves are added without carry. Each matrix has 64 bits of its own: where
- * its counter starts and what is mixed in between the rounds. The counter has room for 262144 rows and columns; beyond,
- * elements so far apart share their decisions. */
+ *   word = (s U + t) V + s' U + t'
+ *
+ * so who keeps the row, or the columns, makes a word with one multiplication to 32 bits. (With one to 64 for four elements
+ * dropout cost forward of attention twice as much: such products and those of tensor cores are in each other's way.) Two
+ * factors differ by at most 8 times an odd number, so any two words are independent but for their last bits, which decide
+ * nothing.
+ *
+ * Each matrix has 64 bits of its own: where its counter starts and what is mixed in between the rounds. The counter has
+ * room for 1048576 rows and columns; beyond, elements so far apart share their decisions. */
 #pragma once
 #include <stdint.h>
 
@@ -54,40 +61,46 @@ DROPOUT_FUNCTION DropoutMatrix dropout_matrix(uint64_t site, int64_t matrix) {
     return result;
 }
 
-/* By how much the counter differs from `start`: the words of rows and columns 2n and 2n + 1 of a half tile have one. */
+/* By how much the counter differs from `start`. */
 DROPOUT_FUNCTION uint32_t dropout_counter(uint32_t row, uint32_t column) {
-    const uint32_t of_row = row / 16 * 4 + row % 8 / 2, of_column = column / 16 * 4 + column % 8 / 2;
+    const uint32_t of_row = row / 64 * 4 + row % 8 / 2, of_column = column / 64 * 4 + column % 8 / 2;
     return 0x9e3779b9u * (of_row * 65536u + of_column);
 }
 
-DROPOUT_FUNCTION uint64_t dropout_product(uint32_t x, uint32_t factor) {
-    return (uint64_t)x * factor;
+/* The factors of the rounds. */
+#define DROPOUT_ROUND_1 0xd2511f53u
+#define DROPOUT_ROUND_2 0xcd9e8d57u
+
+/* U and V. */
+DROPOUT_FUNCTION uint32_t dropout_row_factor(uint32_t row) {
+    const uint32_t n = row % 64 / 16 * 4 + row / 8 % 2 * 2 + row % 2;
+    return 0x85ebca6bu + n * (0xc2b2ae35u + n * 0x27d4eb2eu);
 }
-DROPOUT_FUNCTION uint32_t dropout_fold(uint64_t product) {
-    return (uint32_t)product ^ (uint32_t)(product >> 32);
-}
-/* The first round, of a counter, and its factor. */
-#define DROPOUT_FACTOR 0xd2511f53u
-DROPOUT_FUNCTION uint32_t dropout_shared(uint32_t counter, uint32_t twist) {
-    return dropout_fold(dropout_product(counter, DROPOUT_FACTOR)) ^ twist;
-}
-/* The factor of the second. */
-DROPOUT_FUNCTION uint32_t dropout_factor(uint32_t row, uint32_t column) {
-    return row % 2 ? (column % 2 ? 0xa3d5c9e5u : 0x27d4eb2fu) : (column % 2 ? 0xc2b2ae35u : 0x85ebca6bu);
+DROPOUT_FUNCTION uint32_t dropout_column_factor(uint32_t column) {
+    const uint32_t n = column % 64 / 16 * 2 + column / 8 % 2;
+    return 0xa3d5c9e5u + n * (0x165667b1u + n * 0x2545f492u);
 }
 
 /* The word of an element. */
 DROPOUT_FUNCTION uint32_t dropout_word(DropoutMatrix matrix, uint32_t row, uint32_t column) {
-    const uint32_t shared = dropout_shared(matrix.start + dropout_counter(row, column), matrix.twist);
-    return dropout_fold(dropout_product(shared, dropout_factor(row, column)));
+    const uint32_t counter = matrix.start + dropout_counter(row, column), u = dropout_row_factor(row);
+    const uint64_t first = (uint64_t)counter * DROPOUT_ROUND_1;
+    const uint32_t t2 = (uint32_t)(first >> 32), t = (uint32_t)first ^ t2 ^ matrix.twist;
+    const uint64_t second = (uint64_t)t * DROPOUT_ROUND_2;
+    const uint32_t s2 = (uint32_t)(second >> 32), s = (uint32_t)second ^ s2;
+    return (s * u + t) * dropout_column_factor(column) + s2 * u + t2;
 }
 
-/* An element is 0 where its byte of the word is below the threshold. */
-DROPOUT_FUNCTION uint32_t dropout_byte(uint32_t word, uint32_t row, uint32_t column) {
-    return word >> (row / 8 % 2 * 16 + column / 8 % 2 * 8) & 255;
+/* An element is 0 where its half of the word, as bf16, is among the 256 * threshold largest: numbers from infinity down to 0,
+ * negative ones from -0 down, and last, where no threshold comes, NaN with a plus sign. One comparison of pairs of
+ * bf16 finds them. */
+DROPOUT_FUNCTION int dropout_dropped_by(uint32_t word, uint32_t column, uint32_t threshold) {
+    const uint32_t half = word >> column % 2 * 16 & 0xffff;
+    const uint32_t larger = (half & 0x8000 ? half - 0x7f : 0x7f80 - half) & 0xffff;
+    return larger < threshold * 256;
 }
 DROPOUT_FUNCTION int dropout_drops(DropoutMatrix matrix, uint32_t row, uint32_t column, uint32_t threshold) {
-    return dropout_byte(dropout_word(matrix, row, column), row, column) < threshold;
+    return dropout_dropped_by(dropout_word(matrix, row, column), column, threshold);
 }
 
 /* 256 p; 0 where there is no dropout. */

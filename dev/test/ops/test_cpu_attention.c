@@ -24,9 +24,10 @@ static double kept(const AttentionMask *mask, int64_t row, int64_t key, int T) {
     const Dropout *d = &mask->dropout;
     if (d->p == 0) return 1;
     const DropoutMatrix head = dropout_matrix(dropout_site(*d->key, d->site), row / T);
-    const uint32_t word = dropout_word(head, (uint32_t)(row % T), (uint32_t)key);
     const double dropped = floor((double)d->p * 256 + 0.5); /* of 256 */
-    return dropout_byte(word, (uint32_t)(row % T), (uint32_t)key) < dropped ? 0 : 256 / (256 - dropped);
+    return dropout_drops(head, (uint32_t)(row % T), (uint32_t)key, (uint32_t)dropped)
+               ? 0
+               : 256 / (256 - dropped);
 }
 
 static double attention_double(const void *context) {

@@ -106,9 +106,9 @@ static void test_neighbours(const uint8_t *a, double p) {
 
 /* Three elements of a word, and the corners of a rectangle, are dropped together as often as chance would have it. */
 static void test_together(const uint8_t *a, double p) {
-    static const int sides[] = {1, 2, 8, 16, 17, 64};
-    for (int i = 0; i < 6; i++)
-        for (int j = 0; j < 6; j++) {
+    static const int sides[] = {1, 2, 8, 16, 17, 32, 48, 64};
+    for (int i = 0; i < 8; i++)
+        for (int j = 0; j < 8; j++) {
             const int row = sides[i] * COLUMNS, column = sides[j], n = N - row - column;
             int three = 0, four = 0;
             for (int k = 0; k < n; k++) {
@@ -185,10 +185,9 @@ static void test_op(const Ops *ops, int64_t rows, int columns) {
         for (int64_t i = 0; i < n; i++) {
             const DropoutMatrix matrix = dropout_matrix(dropout_site(key, 3), i / columns / 65536);
             const uint32_t row = (uint32_t)(i / columns % 65536), column = (uint32_t)(i % columns);
-            const float kept = x[i] * (1.0f / 0.75f),
-                        want = dropout_byte(dropout_word(matrix, row, column), row, column) < 64 ? 0.0f
-                               : ops->dtype == DTYPE_BF16 ? round_bf16(kept)
-                                                          : kept;
+            const float kept = x[i] * (1.0f / 0.75f), want = dropout_drops(matrix, row, column, 64) ? 0.0f
+                                                             : ops->dtype == DTYPE_BF16 ? round_bf16(kept)
+                                                                                        : kept;
             wrong += got[i] != want;
         }
         CHECK(wrong == 0, "%s: dropout of %lld x %d%s: %lld elements wrong", ops->name, (long long)rows,

@@ -41,7 +41,7 @@ struct PlainMask {
     __device__ constexpr bool drops() const { return false; }
     __device__ constexpr DropoutMatrix matrix(int) const { return {0, 0}; }
     __device__ constexpr bool dropped(DropoutMatrix, int, int) const { return false; }
-    __device__ constexpr bool dropped_by(uint32_t, int, int) const { return false; }
+    __device__ constexpr bool dropped_by(uint32_t, int) const { return false; }
     __device__ constexpr float kept() const { return 1.0f; }
     __device__ constexpr float kept_scale() const { return 1.0f; }
 };
@@ -80,8 +80,8 @@ struct GeneralMask {
         return dropout_drops(matrix, query, key_position, threshold);
     }
     /* The same where the element's word is at hand. */
-    __device__ __forceinline__ bool dropped_by(uint32_t word, int query, int key_position) const {
-        return dropout_byte(word, query, key_position) < threshold;
+    __device__ __forceinline__ bool dropped_by(uint32_t word, int key_position) const {
+        return dropout_dropped_by(word, key_position, threshold);
     }
     __device__ __forceinline__ float kept() const { return keep; }
     __device__ __forceinline__ float kept_scale() const { return keep_scale; }

@@ -49,18 +49,6 @@ __device__ __forceinline__ uint32_t cvt_bf16x2(float low, float high) {
     return pair;
 }
 
-/* The same, negative ones as 0. */
-__device__ __forceinline__ uint32_t cvt_positive_bf16x2(float low, float high) {
-    uint32_t pair;
-    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
-/* x, negative where bit 31 of `sign` is set; x is not negative. */
-__device__ __forceinline__ float with_sign(float x, uint32_t sign) {
-    return __uint_as_float(__float_as_uint(x) | (sign & 0x80000000u));
-}
-
 /* The low half, x, and the high half, y, of a product. Written in C, as 64 bits, it takes an addition more. */
 __device__ __forceinline__ uint2 multiply_wide(uint32_t a, uint32_t b) {
     uint2 product;
@@ -68,13 +56,6 @@ __device__ __forceinline__ uint2 multiply_wide(uint32_t a, uint32_t b) {
         : "=r"(product.x), "=r"(product.y)
         : "r"(a), "r"(b));
     return product;
-}
-
-/* a | (b ^ c) */
-__device__ __forceinline__ uint32_t or_xor(uint32_t a, uint32_t b, uint32_t c) {
-    uint32_t x;
-    asm("lop3.b32 %0, %1, %2, %3, 0xf6;" : "=r"(x) : "r"(a), "r"(b), "r"(c));
-    return x;
 }
 
 /* x * y + z of pairs of bf16, rounded once, to nearest even. */
@@ -94,16 +75,11 @@ __device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
     return larger;
 }
 
-__device__ __forceinline__ uint32_t negate_bf16x2(uint32_t x) {
-    asm("neg.bf16x2 %0, %0;" : "+r"(x));
-    return x;
-}
-
-/* Bytes of low (0 to 3) and high (4 to 7) by the digits of `selector`, of each its sign bit eight times. */
-__device__ __forceinline__ uint32_t byte_signs(uint32_t low, uint32_t high, uint32_t selector) {
-    uint32_t signs;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(signs) : "r"(low), "r"(high), "r"(selector | 0x8888));
-    return signs;
+/* Bytes of low (0 to 3) and high (4 to 7) by the digits of `selector`, the lowest first; 8 more: its sign bit eight times. */
+__device__ __forceinline__ uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+    uint32_t bytes;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
+    return bytes;
 }
 
 /* ---- flags between devices ---- */

@@ -9,6 +9,20 @@
 #include "llmc/cuda/device/delay.cuh"
 #include "sm80.cuh"
 
+/* ---- masks of pairs of bf16: ones in the halves where it is so ---- */
+
+/* a < b, or either is NaN. */
+__device__ __forceinline__ uint32_t less_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t mask;
+    asm("set.ltu.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(b));
+    return mask;
+}
+__device__ __forceinline__ uint32_t zero_bf16x2(uint32_t a) {
+    uint32_t mask;
+    asm("set.eq.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(0));
+    return mask;
+}
+
 /* ---- mbarrier: 8 bytes in shared memory ---- */
 
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {

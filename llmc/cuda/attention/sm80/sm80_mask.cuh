@@ -22,8 +22,7 @@ __device__ __forceinline__ void mask_beyond(float (&s)[BLOCKS][N8][4], const Mas
 }
 
 /* What dropout takes of 16 columns, `column` and on, of rows from `row` on, both multiples of 16: bit 8 b + 4 n + i is
- * element [b][n][i], n < 2. A word of the mask has four of them, of both n and both rows. TRANSPOSED: columns are queries,
- * rows are keys. */
+ * element [b][n][i], n < 2. TRANSPOSED: columns are queries, rows are keys; else a word of the mask has two neighbours. */
 template <bool TRANSPOSED, class Mask, int BLOCKS>
 __device__ __forceinline__ uint32_t dropped_elements(const Mask &mask, DropoutMatrix matrix, int row,
                                                      int column) {
@@ -33,14 +32,13 @@ __device__ __forceinline__ uint32_t dropped_elements(const Mask &mask, DropoutMa
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
-        for (int odd = 0; odd < 2; odd++) {
-            const int r = first_row + 16 * b, c = first_column + odd;
-            const uint32_t word = TRANSPOSED ? dropout_word(matrix, c, r) : dropout_word(matrix, r, c);
+        for (int e = 0; e < 4; e++) { /* n = e / 2, the row 8 (e % 2) further on */
+            const int r = first_row + 16 * b + e % 2 * 8, c = first_column + e / 2 * 8;
+            uint32_t word = TRANSPOSED ? dropout_word(matrix, c, r) : dropout_word(matrix, r, c);
 #pragma unroll
-            for (int e = 0; e < 4; e++) { /* n = e / 2, the row 8 (e % 2) further on */
-                const int at_row = 8 * (e % 2), at_column = 8 * (e / 2);
-                const bool dropped = TRANSPOSED ? mask.dropped_by(word, at_column, at_row)
-                                                : mask.dropped_by(word, at_row, at_column);
+            for (int odd = 0; odd < 2; odd++) {
+                if (TRANSPOSED && odd) word = dropout_word(matrix, c + 1, r);
+                const bool dropped = mask.dropped_by(word, TRANSPOSED ? r : odd);
                 bits |= (uint32_t)dropped << (8 * b + e / 2 * 4 + e % 2 * 2 + odd);
             }
         }

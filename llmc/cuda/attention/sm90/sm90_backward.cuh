@@ -73,11 +73,11 @@ __device__ __forceinline__ LseDRow lse_d_row(float neg_lse_unscaled, float neg_d
     return row.as_row;
 }
 
-/* What dropout needs beside it, in the place of the two zeros: D of the row and its neighbour, the even one first, as bf16.
+/* What dropout needs beside it, in the place of the two zeros: -D of the row and its neighbour, the even one first, as bf16.
  * Products multiply it by 0, so it must be finite; what is not reaches dP as -D itself. distance: of the lane that has the
  * neighbour. All lanes call. */
-__device__ __forceinline__ uint32_t neighbours_d(float d, int row, int distance) {
-    const float own = fabsf(d) < 0x1p126f ? d : 0.0f;
+__device__ __forceinline__ uint32_t neighbours_d(float neg_d, int row, int distance) {
+    const float own = fabsf(neg_d) < 0x1p126f ? neg_d : 0.0f;
     const float other = __shfl_xor_sync(0xffffffffu, own, distance);
     return row % 2 ? cvt_bf16x2(other, own) : cvt_bf16x2(own, other);
 }

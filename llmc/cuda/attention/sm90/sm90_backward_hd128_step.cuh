@@ -21,7 +21,7 @@ template <bool IS_CAUSAL, int BLOCKS, int HEAD> struct Hd128Config : Sm90Roles {
     static constexpr bool TURNS = false;                    /* turned */
     static constexpr bool SPARSE = false;                   /* a mask: a list of blocks of queries */
     static constexpr bool DROPS = false;                    /* WithDropout */
-    static constexpr bool MARKS_DROPPED = true;             /* drop_p */
+    static constexpr bool KEEPS_MASKS = false;              /* of dropout: registers lack */
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, CLUSTER_ROWS = CLUSTER * TILE_ROWS;
     static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = WG_ROWS * COLUMNS * 2;
     static constexpr int LSE_D_BYTES = WG_ROWS * sizeof(LseDRow), DS_BYTES = WG_ROWS * WG_ROWS * 2;
@@ -85,7 +85,7 @@ template <class C> struct Hd128Place {
     __device__ __forceinline__ void advance() {
         q.advance();
         step++;
-        if (C::DROPS) mask.move(WG_ROWS);
+        if (C::DROPS) mask.move(1);
     }
     __device__ __forceinline__ Ring<C::STAGES> q_at() const {
         if constexpr (C::PAIRED)
@@ -401,15 +401,14 @@ __device__ __forceinline__ void block_scores(KeyRows<C> &r, Hd128Shared<C> &shar
     wgmma_results(r.s);
     if (C::SPARSE ? place.diagonal : DIAGONAL) mask_queries(r);
     mask_queries_behind(r, place.ends);
-    key_probabilities(r, args.base.scale_log2);
-    drop_p(r);
+    key_probabilities(r, args.base.scale_log2, place.mask, args.dropout);
+    drop_p(r, place.mask, args.dropout, shared.lse_d[q_at.stage]);
     wgmma_fence();
     multiply_gradient<C>(r.dv, r.p, shared.dout[dout_at.stage]);
     meanwhile();
     wgmma_wait<1>();
     wgmma_results(r.dp);
-    key_scores(r);
-    drop_ds(r, shared.lse_d[q_at.stage]);
+    key_scores(r, shared.lse_d[q_at.stage]);
 }
 
 /* When dV is done: P and dO are no longer needed. When dK is: dS and Q. */

@@ -59,7 +59,7 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED, int HEAD = 64> struct Hd64Confi
     static constexpr bool TURNS = false;               /* turned */
     static constexpr bool SPARSE = false;              /* a mask: a list of blocks of queries */
     static constexpr bool DROPS = false;               /* WithDropout */
-    static constexpr bool MARKS_DROPPED = false;       /* drop_p */
+    static constexpr bool KEEPS_MASKS = true;          /* of dropout */
     static constexpr int CLUSTER = PAIRED ? 2 : 1, ADDED_TILES = 1;
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
     static constexpr int TILE_BYTES = WG_ROWS * HD * 2, LSE_D_BYTES = WG_ROWS * sizeof(LseDRow);

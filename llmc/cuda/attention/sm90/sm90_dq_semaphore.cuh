@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(256)
         for (int distance = LANES / 2; distance > 0; distance /= 2)
             d += __shfl_xor_sync(0xffffffffu, d, distance);
         if (DROPS) d *= kept;
-        const uint32_t neighbours = DROPS ? neighbours_d(d, row, LANES) : 0;
+        const uint32_t neighbours = DROPS ? neighbours_d(-d, row, LANES) : 0;
         if (lane == 0)
             lse_d[head * padded_rows(T) + row] =
                 row < T ? lse_d_row(-lse[head * T + row] * inverse_scale, -d, neighbours) : LseDRow{};
@@ -391,7 +391,7 @@ static __global__ void __launch_bounds__(256)
         const int row = blockIdx.x * WG_ROWS + i % WG_ROWS;
         float of_row = row < T ? d[((int64_t)blockIdx.y * T + row) * NH + i / WG_ROWS] : 0.0f;
         if (DROPS) of_row *= kept;
-        const uint32_t neighbours = DROPS ? neighbours_d(of_row, row, 1) : 0;
+        const uint32_t neighbours = DROPS ? neighbours_d(-of_row, row, 1) : 0;
         lse_d[head * padded_rows(T) + row] =
             row < T ? lse_d_row(-lse[head * T + row] * inverse_scale, -of_row, neighbours) : LseDRow{};
     }

@@ -1,11 +1,10 @@
 /* Dropout of P and dS where wgmma has left them: a kernel's config with it is WithDropout<its config without>.
  *
- * llmc/model/dropout.h defines the mask. A set is the 16 columns that become one A operand: of each a thread has two
- * words, for an even and an odd column, with a byte for each of its rows and halves of the set. Forward has queries as
- * rows, backward keys (TRANSPOSED); the same thread place has the same four elements of a word in both.
+ * llmc/model/dropout.h defines the mask. A set is the 16 columns that become one A operand. Forward has queries as rows and
+ * keys as columns: each pair of bf16 has a word, and is dropped by one comparison with it. Backward has keys as rows
+ * (TRANSPOSED): a pair takes a half each of the words of two queries.
  *
- * Words are left with bit 7 of each byte set where the element is kept: byte >= threshold, all four at once, for thresholds
- * up to 128 (others are served by the kernels of older cards). One prmt then makes the mask of a pair of bf16.
+ * This serves thresholds up to 128; others are served by the kernels of older cards.
  *
  * What is dropped is 0 in P, after the row sums. In dS = P (dP M / kept - D) it is -P D; times kept, which dK, dQ and dV
  * get back at the end, that is P (dP - D kept) where M is 1 and -P D kept where it is 0. The product gives dP - D kept (the
@@ -19,7 +18,7 @@ template <class Plain> struct WithDropout : Plain { static constexpr bool DROPS 
 typedef struct DropoutArgs {
     const uint64_t *key;
     uint32_t site;
-    uint32_t addend;        /* 128 - threshold, in each byte: carries into bit 7 from the threshold on */
+    uint32_t limit;         /* in each half: the smallest bf16 that is dropped */
     float kept, kept_scale; /* 1 - p, 1 / (1 - p) */
 } DropoutArgs;
 
@@ -28,19 +27,18 @@ static inline DropoutArgs dropout_args(const AttentionMask *mask) {
     DropoutArgs args = {};
     args.key = mask->dropout.key;
     args.site = mask->dropout.site;
-    args.addend = (MOST_SM90_THRESHOLD - threshold) * 0x01010101u;
+    const uint32_t last = threshold * 256 - 1; /* of those that are, in their order */
+    args.limit = (last <= 0x7f80 ? 0x7f80 - last : last + 0x7f) * 0x00010001u;
     args.kept = 1.0f - dropout_p(threshold);
     args.kept_scale = dropout_scale(threshold);
     return args;
 }
 
-/* Where a thread is in the mask. Its rows stay, its columns go from block to block. */
+/* Where a thread is in the mask. Its rows stay, its columns go from block to block of 64. */
 template <bool TRANSPOSED> struct FragmentMask {
-    uint32_t counter, twist; /* of the thread's first element of the block */
-    uint32_t factor[2];      /* of even and odd columns */
-
-    /* What 16 columns add to the counter. */
-    static constexpr uint32_t STEP = 0x9e3779b9u * 4 * (TRANSPOSED ? 65536u : 1u);
+    uint32_t counter, twist; /* of the thread's elements of the block */
+    uint32_t factors[2];     /* of its row, and that 8 further on */
+    uint32_t halves; /* only where TRANSPOSED: permute_bytes' selector of its rows' halves of two words */
 
     /* The warpgroup's 64 rows from row0 on, the block's columns from column0 on; head: of B*NH. */
     __device__ __forceinline__ void begin(const DropoutArgs &args, int head, int row0, int column0) {
@@ -49,66 +47,71 @@ template <bool TRANSPOSED> struct FragmentMask {
         twist = matrix.twist;
         counter = matrix.start + (TRANSPOSED ? dropout_counter(column, row) : dropout_counter(row, column));
 #pragma unroll
-        for (int odd = 0; odd < 2; odd++)
-            factor[odd] = TRANSPOSED ? dropout_factor(odd, row) : dropout_factor(row, odd);
+        for (int i = 0; i < 2; i++)
+            factors[i] = TRANSPOSED ? dropout_column_factor(row + 8 * i) : dropout_row_factor(row + 8 * i);
+        halves = row % 2 ? 0x7632 : 0x5410;
     }
-    /* The block so many columns further on. */
-    __device__ __forceinline__ void move(int columns) {
-        counter += (uint32_t)(columns / 16) * STEP;
+    /* The next 64 columns, or (-1) those before. */
+    __device__ __forceinline__ void move(int blocks) {
+        counter += (uint32_t)blocks * (0x9e3779b9u * 4 * (TRANSPOSED ? 65536u : 1u));
     }
 };
 
-/* The words of a set: dropout_word, instruction by instruction. */
-template <bool TRANSPOSED>
-__device__ __forceinline__ void draw_set(uint32_t (&words)[2], const FragmentMask<TRANSPOSED> &mask, int set,
-                                         const DropoutArgs &args) {
-    const uint2 first = multiply_wide(mask.counter + set * mask.STEP, DROPOUT_FACTOR);
-    const uint32_t shared = first.x ^ first.y ^ mask.twist;
-#pragma unroll
-    for (int odd = 0; odd < 2; odd++) {
-        const uint2 second = multiply_wide(shared, mask.factor[odd]);
-        const uint32_t sums = ((second.x ^ second.y) & 0x7f7f7f7fu) + args.addend;
-        words[odd] = or_xor(sums, second.x, second.y);
-    }
-}
-/* The byte of a set's row (0: the thread's first, 1: that 8 further on) and half of columns. */
-template <bool TRANSPOSED> __device__ constexpr int byte_of(int row, int half) {
-    return TRANSPOSED ? 2 * half + row : 2 * row + half;
-}
+/* A row's words of a block: slope times the factor of the column, plus offset. */
+typedef struct MaskLine {
+    uint32_t slope, offset;
+} MaskLine;
 
-/* Bit 31: accumulator i of a set is kept. */
-template <bool TRANSPOSED> __device__ __forceinline__ uint32_t kept_bit(const uint32_t (&words)[2], int i) {
-    return words[i % 2] << (24 - 8 * byte_of<TRANSPOSED>(i / 2 % 2, i / 4));
+/* Of both rows. */
+template <bool TRANSPOSED>
+__device__ __forceinline__ void draw_lines(MaskLine (&lines)[2], const FragmentMask<TRANSPOSED> &mask) {
+    const uint2 first = multiply_wide(mask.counter, DROPOUT_ROUND_1);
+    const uint32_t t2 = first.y, t = first.x ^ t2 ^ mask.twist;
+    const uint2 second = multiply_wide(t, DROPOUT_ROUND_2);
+    const uint32_t s2 = second.y, s = second.x ^ s2;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t factor = mask.factors[i];
+        lines[i] = TRANSPOSED ? MaskLine{s * factor + s2, t * factor + t2}
+                              : MaskLine{s * factor + t, s2 * factor + t2};
+    }
 }
 
 /* Ones where register i of a set's A operand, a pair of columns, keeps its element. */
-template <bool TRANSPOSED> __device__ __forceinline__ uint32_t kept_pair(const uint32_t (&words)[2], int i) {
-    return byte_signs(words[0], words[1], byte_of<TRANSPOSED>(i % 2, i / 2) * 0x1111 + 0x4400);
+template <bool TRANSPOSED>
+__device__ __forceinline__ uint32_t kept_pair(const MaskLine (&lines)[2], int set, int i,
+                                              const FragmentMask<TRANSPOSED> &mask, uint32_t limit) {
+    const MaskLine line = lines[i % 2];
+    const int column = 16 * set + i / 2 * 8;
+    if (!TRANSPOSED) return less_bf16x2(line.slope * dropout_column_factor(column) + line.offset, limit);
+    const uint32_t even = line.slope * dropout_row_factor(column) + line.offset,
+                   odd = line.slope * dropout_row_factor(column + 1) + line.offset;
+    return less_bf16x2(permute_bytes(even, odd, mask.halves), limit);
 }
 
-/* Of the block's first SETS sets the words or, N being 4, what kept_pair makes of them. It is a branch, always taken, for the
- * compiler: in straight code it moves all this behind the next wait for products, to what comes then, and nothing is done
- * meanwhile. */
-template <bool TRANSPOSED, int SETS, int N>
-__device__ __forceinline__ void draw_masks(uint32_t (&masks)[SETS][N], const FragmentMask<TRANSPOSED> &mask,
-                                           const DropoutArgs &args) {
+/* Lines of a block, and what kept_pair makes of its first N sets. It is a branch, always taken, for the compiler: in straight
+ * code it moves all this behind the next wait for products, to what comes then, and nothing is done meanwhile. */
+template <int N, bool TRANSPOSED, int SETS>
+__device__ __forceinline__ void draw_masks(MaskLine (&lines)[2], uint32_t (&masks)[SETS][4],
+                                           const FragmentMask<TRANSPOSED> &mask, const DropoutArgs &args) {
     if (args.key) {
+        draw_lines(lines, mask);
 #pragma unroll
-        for (int set = 0; set < SETS; set++) {
-            uint32_t words[2];
-            draw_set(words, mask, set, args);
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                masks[set][i] = N == 2 ? words[i % 2] : kept_pair<TRANSPOSED>(words, i);
-        }
+        for (int i = 0; i < N * 4; i++)
+            masks[i / 4][i % 4] = kept_pair(lines, i / 4, i % 4, mask, args.limit);
     } else {
+        lines[0] = lines[1] = MaskLine{0, 0};
 #pragma unroll
-        for (int i = 0; i < SETS * N; i++) masks[i / N][i % N] = 0;
+        for (int i = 0; i < N * 4; i++) masks[i / 4][i % 4] = 0;
     }
 }
 
-template <bool TRANSPOSED>
-__device__ __forceinline__ void drop_set(uint32_t (&p)[4], const uint32_t (&words)[2]) {
+/* Packed P of a block. */
+template <bool TRANSPOSED, int SETS>
+__device__ __forceinline__ void drop_sets(uint32_t (&p)[SETS][4], const FragmentMask<TRANSPOSED> &mask,
+                                          uint32_t limit) {
+    MaskLine lines[2];
+    draw_lines(lines, mask);
 #pragma unroll
-    for (int i = 0; i < 4; i++) p[i] &= kept_pair<TRANSPOSED>(words, i);
+    for (int i = 0; i < SETS * 4; i++) p[i / 4][i % 4] &= kept_pair(lines, i / 4, i % 4, mask, limit);
 }

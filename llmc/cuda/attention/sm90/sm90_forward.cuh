@@ -87,6 +87,35 @@ template <WgmmaD D, class C> __device__ __forceinline__ void multiply_pv(Forward
     wgmma_commit();
 }
 
+/* ---- consumers: dropout, where C::DROPS ---- */
+
+/* Of a block. */
+template <class C> struct ForwardMasks {
+    MaskLine lines[2];
+    uint32_t pairs[C::KEYS / 16][4]; /* of packed P */
+};
+
+/* Those of the block at place.at; then the mask is that of the block before. */
+template <class C>
+__device__ __forceinline__ void begin_masks(ForwardMasks<C> &masks, ForwardPlace<C> &place) {
+    if constexpr (C::DROPS) {
+        static_assert(C::KEYS == WG_ROWS, "a block of the mask");
+        draw_lines(masks.lines, place.mask);
+        place.mask.move(-1);
+    }
+}
+
+/* A set's, behind its exponentials: all of them together the compiler leaves until the last exponential is on its way, which
+ * takes 3 % more at head size 64. */
+template <class C>
+__device__ __forceinline__ void draw_set(ForwardMasks<C> &masks, const ForwardPlace<C> &place,
+                                         const ForwardArgs &args, int set) {
+    if constexpr (C::DROPS)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            masks.pairs[set][i] = kept_pair(masks.lines, set, i, place.mask, args.dropout.limit);
+}
+
 /* ---- consumers: softmax ---- */
 
 template <int N> __device__ __forceinline__ void block_max(const float (&s)[N], float (&max)[2]) {
@@ -115,12 +144,12 @@ __device__ __forceinline__ void update_max(ForwardRows<C> &r, const float (&s)[N
     }
 }
 
-/* Of the first `seen` sets of 16 keys; the others' are 0. */
-template <class C, int N>
-__device__ __forceinline__ void exponentials(ForwardRows<C> &r, float (&s)[N], float scale_log2,
-                                             int seen = N / 8) {
+/* Of the first `seen` sets of 16 keys; the others' are 0. behind: done behind each set. */
+template <class C, int N, class Behind>
+__device__ __forceinline__ void exponentials(ForwardRows<C> &r, float (&s)[N], float scale_log2, int seen,
+                                             Behind behind) {
 #pragma unroll
-    for (int set = 0; set < N / 8; set++)
+    for (int set = 0; set < N / 8; set++) {
         if (set < seen) {
 #pragma unroll
             for (int i = 8 * set; i < 8 * set + 8; i++) {
@@ -132,13 +161,20 @@ __device__ __forceinline__ void exponentials(ForwardRows<C> &r, float (&s)[N], f
 #pragma unroll
             for (int i = 8 * set; i < 8 * set + 8; i++) s[i] = 0.0f;
         }
+        behind(set);
+    }
 }
 
 /* P to the A operand; 0 for keys that were left out. */
-template <class C, int N> __device__ __forceinline__ void pack_p(ForwardRows<C> &r, const float (&s)[N]) {
+template <class C, int N>
+__device__ __forceinline__ void pack_p(ForwardRows<C> &r, const float (&s)[N], const ForwardMasks<C> &masks) {
 #pragma unroll
-    for (int i = 0; i < C::KEYS / 4; i++)
-        r.p[i / 4][i % 4] = 2 * i < N ? cvt_bf16x2(s[2 * i % N], s[2 * i % N + 1]) : 0;
+    for (int i = 0; i < C::KEYS / 4; i++) {
+        uint32_t &p = r.p[i / 4][i % 4];
+        p = 2 * i < N ? cvt_bf16x2(s[2 * i % N], s[2 * i % N + 1]) : 0;
+        if constexpr (C::DROPS)
+            if (2 * i < N) p &= masks.pairs[i / 4][i % 4];
+    }
 }
 
 template <class C> __device__ __forceinline__ void rescale(ForwardRows<C> &r) {
@@ -159,8 +195,8 @@ __device__ __forceinline__ void mask_partial(float (&s)[N], const ForwardTile &t
  * the same triangle for every tile. The fixed maximum is that of its first 64 keys, of which every row sees
  * one or more. */
 template <class C, int N>
-__device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s)[N], const ForwardTile &tile,
-                                                    const ForwardArgs &args) {
+__device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s)[N], ForwardPlace<C> &place,
+                                                    const ForwardTile &tile, const ForwardArgs &args) {
     const int block = tile.seen - 1;
 #pragma unroll
     for (int i = 0; i < 4; i++) r.sum[i] = 0.0f;
@@ -182,27 +218,11 @@ __device__ __forceinline__ void first_probabilities(ForwardRows<C> &r, float (&s
         r.max[0] = r.max[1] = -CUDART_INF_F;
         update_max(r, s, args.scale_log2);
     }
-    exponentials(r, s, args.scale_log2, C::WARP_DIAGONAL ? N / 8 - 3 + warp : N / 8);
-    pack_p(r, s);
-}
-
-/* ---- consumers: dropout ---- */
-
-/* Words of the mask of the block at place.at, then that of the block before it. */
-template <class C, int SETS>
-__device__ __forceinline__ void next_words(uint32_t (&words)[SETS][2], ForwardPlace<C> &place,
-                                           const ForwardArgs &args) {
-    if constexpr (C::DROPS) {
-        draw_masks(words, place.mask, args.dropout);
-        place.mask.move(-C::KEYS);
-    }
-}
-template <class C, int SETS>
-__device__ __forceinline__ void drop_p(ForwardRows<C> &r, const uint32_t (&words)[SETS][2]) {
-    if constexpr (C::DROPS) {
-#pragma unroll
-        for (int set = 0; set < SETS; set++) drop_set<false>(r.p[set], words[set]);
-    }
+    ForwardMasks<C> masks;
+    begin_masks(masks, place);
+    exponentials(r, s, args.scale_log2, C::WARP_DIAGONAL ? N / 8 - 3 + warp : N / 8,
+                 [&](int set) { draw_set(masks, place, args, set); });
+    pack_p(r, s, masks);
 }
 
 /* ---- consumers: the steps ---- */
@@ -337,12 +357,9 @@ template <class C, int N, bool PENDING>
 __device__ __forceinline__ void first_block(ForwardRows<C> &r, ForwardShared<C> &shared,
                                             ForwardPlace<C> &place, uint64_t q, const ForwardTile &tile,
                                             const ForwardArgs &args) {
-    uint32_t words[N / 8][2];
     first_scores<C, N, PENDING>(r, shared, place, q, args);
     release_k(shared, place.at);
-    next_words(words, place, args);
-    first_probabilities<C>(r, first<N>(r.s), tile, args);
-    drop_p(r, words);
+    first_probabilities<C>(r, first<N>(r.s), place, tile, args);
     if (PENDING) release_q(shared, place);
     place.v_at = place.at;
     place.at.advance();
@@ -354,7 +371,6 @@ template <class C, WgmmaD D, class Meanwhile>
 __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &shared,
                                            ForwardPlace<C> &place, uint64_t q, const ForwardTile &tile,
                                            int block, const ForwardArgs &args, Meanwhile meanwhile) {
-    uint32_t words[C::KEYS / 16][2];
     pass_unseen(shared, place);
     const uint64_t k = k_tile(place, place.at), v = v_tile(place, place.v_at);
     wait_v(shared, place.v_at);
@@ -370,7 +386,6 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
     }
     pingpong_pass<C>(place.warpgroup);
     meanwhile();
-    next_words(words, place, args);
     wgmma_wait<C::SCORES_FIRST ? 1 : 0>();
     wgmma_results(r.s);
     release_k(shared, place.at);
@@ -381,7 +396,9 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
     }
     mask_partial<C>(r.s, tile, block, args);
     if (C::SOFTMAX == SM90_ONLINE_MAX) update_max(r, r.s, args.scale_log2);
-    exponentials(r, r.s, args.scale_log2);
+    ForwardMasks<C> masks;
+    begin_masks(masks, place);
+    exponentials(r, r.s, args.scale_log2, C::KEYS / 16, [&](int set) { draw_set(masks, place, args, set); });
     if (C::SCORES_FIRST) {
         wgmma_wait<0>();
         wgmma_results(r.o);
@@ -389,8 +406,7 @@ __device__ __forceinline__ void next_block(ForwardRows<C> &r, ForwardShared<C> &
         release_v(shared, place.v_at);
     }
     if (C::SOFTMAX == SM90_ONLINE_MAX) rescale(r);
-    pack_p(r, r.s);
-    drop_p(r, words);
+    pack_p(r, r.s, masks);
     place.v_at = place.at;
     place.at.advance();
 }

@@ -94,10 +94,11 @@ __device__ __forceinline__ void load_visits(QueryStages<C> &queries, Ring<C::STA
 /* A thread's part of the warpgroup's keys; accumulators have keys as rows. */
 template <class C> struct KeyRows {
     float dk[C::HD / 2], dv[C::HD / 2];
-    float s[WG_ROWS / 2];  /* S^T - lse / scale, then P^T; where C::MARKS_DROPPED, -P^T of what is dropped */
-    float dp[WG_ROWS / 2]; /* dP^T - D, then dS^T */
-    uint32_t masks[WG_ROWS / 16][C::MARKS_DROPPED ? 2 : 4]; /* draw_masks, where C::DROPS */
-    uint32_t p[WG_ROWS / 16][4];                            /* P^T and dS^T as A operands */
+    float s[WG_ROWS / 2];            /* S^T - lse / scale, then P^T */
+    float dp[WG_ROWS / 2];           /* dP^T - D, then dS^T */
+    MaskLine lines[2];               /* only where C::DROPS and C::KEEPS_MASKS: of the block */
+    uint32_t masks[WG_ROWS / 16][4]; /* kept_pair */
+    uint32_t p[WG_ROWS / 16][4];     /* P^T and dS^T as A operands */
     uint32_t ds[WG_ROWS / 16][4];
     uint32_t k[C::K_IN_REGISTERS ? C::HD / 16 : 1][4];
     float bias[2]; /* only where !CAUSAL: -inf for rows beyond the sequence, which get P = 0 */
@@ -203,58 +204,76 @@ template <class C> __device__ __forceinline__ void gradients_done(KeyRows<C> &r)
     wgmma_results(r.ds);
 }
 
-/* RAGGED: some of the keys may be beyond the sequence. */
-template <class C, bool RAGGED = true>
-__device__ __forceinline__ void key_probabilities(KeyRows<C> &r, float scale_log2) {
-#pragma unroll
-    for (int i = 0; i < WG_ROWS / 2; i++)
-        r.s[i] =
-            ex2(!C::CAUSAL && RAGGED ? fmaf(r.s[i], scale_log2, r.bias[i / 2 % 2]) : r.s[i] * scale_log2);
-    pack(r.p, r.s);
-}
-
-template <class C> __device__ __forceinline__ void key_scores(KeyRows<C> &r) {
-#pragma unroll
-    for (int i = 0; i < WG_ROWS / 2; i++) r.dp[i] *= C::DROPS && C::MARKS_DROPPED ? fabsf(r.s[i]) : r.s[i];
-    pack(r.ds, r.dp);
-}
-
 /* ---- dropout, where C::DROPS ---- */
 
-/* A block's masks, while its products are under way. */
+/* Masks that are drawn while a block's products are under way, of 16 queries each, so that the other two are not behind them all;
+ * those come between the exponentials. All before: backward at head size 64 takes 4 % more at T = 1k, 1 % at 8k. */
+enum { EARLY_SETS = 2 };
+
 template <class C>
 __device__ __forceinline__ void draw_block(KeyRows<C> &r, const FragmentMask<true> &mask,
                                            const DropoutArgs &args) {
-    if constexpr (C::DROPS) draw_masks(r.masks, mask, args);
+    if constexpr (C::DROPS && C::KEEPS_MASKS) draw_masks<EARLY_SETS>(r.lines, r.masks, mask, args);
 }
-/* P, once it is packed. MARKS_DROPPED, where registers for masks lack: what is dropped gets a sign, which dS needs, too, and is
- * 0 as an operand. */
-template <class C> __device__ __forceinline__ void drop_p(KeyRows<C> &r) {
-    if constexpr (C::DROPS && C::MARKS_DROPPED) {
+template <class C>
+__device__ __forceinline__ void draw_late(KeyRows<C> &r, const FragmentMask<true> &mask,
+                                          const DropoutArgs &args, int set) {
+    if constexpr (C::DROPS && C::KEEPS_MASKS)
+        if (set >= EARLY_SETS)
 #pragma unroll
-        for (int i = 0; i < WG_ROWS / 2; i++)
-            r.s[i] = with_sign(r.s[i], ~kept_bit<true>(r.masks[i / 8], i % 8));
+            for (int i = 0; i < 4; i++) r.masks[set][i] = kept_pair(r.lines, set, i, mask, args.limit);
+}
+
+/* RAGGED: some of the keys may be beyond the sequence. */
+template <class C, bool RAGGED = true>
+__device__ __forceinline__ void key_probabilities(KeyRows<C> &r, float scale_log2,
+                                                  const FragmentMask<true> &mask, const DropoutArgs &args) {
 #pragma unroll
-        for (int i = 0; i < WG_ROWS / 4; i++)
-            r.p[i / 4][i % 4] = cvt_positive_bf16x2(r.s[2 * i], r.s[2 * i + 1]);
-    } else if constexpr (C::DROPS) {
-#pragma unroll
-        for (int i = 0; i < WG_ROWS / 4; i++) r.p[i / 4][i % 4] &= r.masks[i / 4][i % 4];
+    for (int i = 0; i < WG_ROWS / 2; i++) {
+        r.s[i] =
+            ex2(!C::CAUSAL && RAGGED ? fmaf(r.s[i], scale_log2, r.bias[i / 2 % 2]) : r.s[i] * scale_log2);
+        if (i % 8 == 7) draw_late(r, mask, args, i / 8);
     }
+    pack(r.p, r.s);
 }
-/* dS, once it is packed: -D P in place of what is dropped. lse_d: LseDRow of the block. */
-template <class C> __device__ __forceinline__ void drop_ds(KeyRows<C> &r, const uint8_t *lse_d) {
-    if constexpr (C::DROPS) {
-        const uint8_t *of_thread = lse_d + thread_column() * sizeof(LseDRow) + offsetof(uint4, w);
+
+/* -D of a pair of queries, of register i of all sets. lse_d: LseDRow of the block. */
+__device__ __forceinline__ uint32_t pair_d(const uint8_t *lse_d, int i) {
+    return *reinterpret_cast<const uint32_t *>(lse_d + (thread_column() + i / 2 * 8) * sizeof(LseDRow) +
+                                               offsetof(uint4, w));
+}
+/* P, once it is packed. Where masks are kept, dS is -D P until key_scores. */
+template <class C>
+__device__ __forceinline__ void drop_p(KeyRows<C> &r, const FragmentMask<true> &mask, const DropoutArgs &args,
+                                       const uint8_t *lse_d) {
+    if constexpr (C::DROPS && C::KEEPS_MASKS) {
 #pragma unroll
         for (int i = 0; i < WG_ROWS / 4; i++) {
-            const uint32_t d = *reinterpret_cast<const uint32_t *>(of_thread + i / 2 * 8 * sizeof(LseDRow));
-            const uint32_t p = cvt_bf16x2(r.s[2 * i], r.s[2 * i + 1]);
-            const uint32_t dropped = C::MARKS_DROPPED ? byte_signs(p, p, 0x3311) : ~r.masks[i / 4][i % 4];
-            const uint32_t of_dropped = multiply_bf16x2(C::MARKS_DROPPED ? p : negate_bf16x2(p), d);
-            uint32_t &ds = r.ds[i / 4][i % 4];
-            ds = (ds & ~dropped) | (of_dropped & dropped);
+            uint32_t &p = r.p[i / 4][i % 4];
+            r.ds[i / 4][i % 4] = multiply_bf16x2(p, pair_d(lse_d, i));
+            p &= r.masks[i / 4][i % 4];
         }
+    } else if constexpr (C::DROPS) {
+        drop_sets(r.p, mask, args.limit);
+    }
+}
+
+/* dS, with -D P in place of what is dropped. Where masks were not kept, that is where P is 0: if it was so before, either
+ * is 0. */
+template <class C> __device__ __forceinline__ void key_scores(KeyRows<C> &r, const uint8_t *lse_d) {
+#pragma unroll
+    for (int i = 0; i < WG_ROWS / 2; i++) r.dp[i] *= r.s[i];
+    if constexpr (C::DROPS) {
+#pragma unroll
+        for (int i = 0; i < WG_ROWS / 4; i++) {
+            uint32_t &ds = r.ds[i / 4][i % 4];
+            if (!C::KEEPS_MASKS)
+                ds = multiply_bf16x2(cvt_bf16x2(r.s[2 * i], r.s[2 * i + 1]), pair_d(lse_d, i));
+            const uint32_t dropped = C::KEEPS_MASKS ? ~r.masks[i / 4][i % 4] : zero_bf16x2(r.p[i / 4][i % 4]);
+            ds = (cvt_bf16x2(r.dp[2 * i], r.dp[2 * i + 1]) & ~dropped) | (ds & dropped);
+        }
+    } else {
+        pack(r.ds, r.dp);
     }
 }
 
@@ -301,13 +320,12 @@ __device__ __forceinline__ void start_at_block(KeyRows<C> &r, QueryStages<C> &qu
     wgmma_results(r.s);
     if (DIAGONAL && (!C::SPARSE || place.diagonal)) mask_queries(r);
     mask_queries_behind(r, place.ends);
-    key_probabilities(r, scale_log2);
-    drop_p(r);
+    key_probabilities(r, scale_log2, place.mask, dropout);
+    drop_p(r, place.mask, dropout, queries.lse_d[place.at.stage]);
     wgmma_wait<0>();
     wgmma_results(r.dp);
-    key_scores(r);
-    drop_ds(r, queries.lse_d[place.at.stage]);
-    if (C::DROPS) place.mask.move(WG_ROWS);
+    key_scores(r, queries.lse_d[place.at.stage]);
+    if (C::DROPS) place.mask.move(1);
 }
 
 /* The first block of queries; it lies on the diagonal if causal. */
@@ -344,13 +362,12 @@ __device__ __forceinline__ void step_to_block(KeyRows<C> &r, QueryStages<C> &que
     release<C>(queries.ring, place.at);
     if (DIAGONAL && (!C::SPARSE || place.diagonal)) mask_queries(r);
     mask_queries_behind(r, place.ends);
-    key_probabilities<C, RAGGED>(r, scale_log2);
-    drop_p(r);
+    key_probabilities<C, RAGGED>(r, scale_log2, place.mask, dropout);
+    drop_p(r, place.mask, dropout, queries.lse_d[next.stage]);
     wgmma_wait<0>();
     wgmma_results(r.dp);
-    key_scores(r);
-    drop_ds(r, queries.lse_d[next.stage]);
-    if (C::DROPS) place.mask.move(WG_ROWS);
+    key_scores(r, queries.lse_d[next.stage]);
+    if (C::DROPS) place.mask.move(1);
     place.at = next;
 }
 

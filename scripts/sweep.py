@@ -6,8 +6,9 @@ usage: sweep.py --out DIR --plan FILE | --grid "--lr 3e-4,6e-4" "--optimizer ada
 A plan is a .tsv (a name, a tab, flags of the trainer; # begins a comment) or a .json ([{"name": ..., "flags": ...}]). A grid runs every
 combination of its values, the last flag's fastest. A run is a folder of DIR with its log.jsonl, its output and run.json; its checkpoint is
 removed. Called again, a sweep keeps what has finished, starts again what has not, and prints all of it; it takes the place of no result of
-other flags. DIR/results.tsv has a line a run, and DIR/summary.md a row a setting, which joins the runs that differ in --seed alone. Steps to
-a loss: between the two validations around it, along a line; seconds: those steps at the run's median time. Exit 1 where a run has failed or none has ended.
+other flags or of another plan. DIR/results.tsv has a line a run, the failed ones last, and DIR/summary.md a row a setting, which joins the
+runs that differ in --seed alone. Steps to a loss: between the two validations around it, along a line; seconds: those steps at the run's
+median time. Exit 1 where a run has failed or none has ended.
 """
 import fcntl
 import fnmatch
@@ -172,6 +173,16 @@ def finished(record):
     return record.get("state") in ("done", "diverged")
 
 
+def finished_in(path):
+    """The names of those that have a line in a results.tsv."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            rows = [dict(zip(COLUMNS, line.split("\t"))) for line in file if not line.startswith("#")]
+    except (OSError, ValueError):
+        return []
+    return [row["name"] for row in rows if finished(row)]
+
+
 # ---- running ----
 
 class Sweep:
@@ -201,6 +212,10 @@ class Sweep:
             if finished(record) and flags != self.flags(run):
                 was = shlex.join(map(str, flags)) if isinstance(flags, list) else "not known"
                 fail(f"{self.folder(run)}: holds the result of other flags: {was}; hint: another --out or name, or remove it")
+        path, names = os.path.join(self.args.out, "results.tsv"), {run.name for run in self.runs}
+        others = [name for name in finished_in(path) if name not in names]
+        if others:
+            fail(f"{path}: has results of runs that are not in this plan, such as {others[0]}; hint: another --out, or a plan of all")
 
     def fits(self):
         """Whether one more run would end in time, if it takes as long as the longest of the last ones."""
@@ -337,6 +352,7 @@ def write_results(folder, rows, loss, about):
     for row in rows:
         table.write("\t".join(row[column] for column in COLUMNS) + "\n")
     table.close()
+    rows = [row for row in rows if finished(row)]
     to = "a loss" if loss is None else f"{loss:.4f}"
     lines = [f"- {name}: {text}" for name, text in about]
     lines += ["", f"| flags | runs | validation loss | spread | steps to {to} | seconds to {to} | ms a step |", "|---|---|---|---|---|---|---|"]
@@ -373,11 +389,13 @@ def plot(path, curves, loss):
 def report(sweep):
     """Writes and prints what the runs that have ended came to; returns how many have."""
     args, ended = sweep.args, [run for run in sweep.runs if sweep.record(run)]
+    failed = [run for run in sweep.runs if read_record(sweep.folder(run)).get("state") == "failed"]
     curves = [(run, read_curve(sweep.folder(run))) for run in ended]
     loss = target_loss(args.to, curves)
     about = provenance(commit_of(args.program), "CPU,") + [("flags", args.flags)]
-    if ended:
-        write_results(args.out, [result(run, curve, sweep.record(run), loss) for run, curve in curves], loss, about)
+    if ended or failed:
+        lines = curves + [(run, read_curve(sweep.folder(run))) for run in failed]
+        write_results(args.out, [result(run, curve, read_record(sweep.folder(run)), loss) for run, curve in lines], loss, about)
     if args.plot and ended:
         wanted = args.plot_runs.split(",")
         plot(args.plot, [(run, curve) for run, curve in curves if any(fnmatch.fnmatchcase(run.name, w) for w in wanted)], loss)

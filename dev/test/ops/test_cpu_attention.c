@@ -25,9 +25,8 @@ static double kept(const AttentionMask *mask, int64_t row, int64_t key, int T) {
     if (d->p == 0) return 1;
     const DropoutMatrix head = dropout_matrix(dropout_site(*d->key, d->site), row / T);
     const double dropped = floor((double)d->p * 256 + 0.5); /* of 256 */
-    return dropout_drops(head, (uint32_t)(row % T), (uint32_t)key, (uint32_t)dropped)
-               ? 0
-               : 256 / (256 - dropped);
+    return dropout_drops(head, (uint32_t)(row % T), (uint32_t)key, (uint32_t)dropped) ? 0
+                                                                                      : 256 / (256 - dropped);
 }
 
 static double attention_double(const void *context) {

@@ -124,8 +124,11 @@ class Sweeps(Parts):
         _, _, err, code = self.sweep(plan="d\t--lr 1\na\t--lr 3\n")
         self.assertEqual((code, (self.text("out", "results.tsv"), len(self.words()))), (2, before), "results stay, and nothing is begun")
         self.assertRegex(err, "^error: .*out/a: holds the result of other flags: .*--lr 2; hint: another --out")
+        _, _, err, code = self.sweep(plan="a\t--lr 2\nc\t--lr 1\n")
+        self.assertEqual((code, (self.text("out", "results.tsv"), len(self.words()))), (2, before), "no line goes for want of a run in the plan")
+        self.assertRegex(err, "^error: .*out/results.tsv: has results of runs that are not in this plan, such as b; hint: another --out, or a plan of all")
         os.remove(self.path("out", "a", "run.json"))
-        self.sweep(plan="a\t--lr 3\n")
+        self.sweep(plan="a\t--lr 3\nb\t--lr 4\nc\t--lr 1\n")
         self.assertEqual(self.words()[-1][0][1], "3", "what has no result is begun again, whatever its flags were")
 
     def test_a_folder_of_others_is_left_alone(self):
@@ -144,7 +147,9 @@ class Sweeps(Parts):
         status, out, err, _ = self.sweep(plan="a\t--lr 0\nb\t--lr 9\nc\t--lr 8\nd\t--lr 1\n")
         self.assertEqual(status, 1)
         self.assertIn("a: failed  exit 1: error: no such thing", out)
-        self.assertEqual([(row["name"], row["state"], row["val_loss"]) for row in self.table()], [("b", "diverged", "nan"), ("d", "done", "3.800000")])
+        self.assertEqual([(row["name"], row["state"], row["val_loss"]) for row in self.table()],
+                         [("b", "diverged", "nan"), ("d", "done", "3.800000"), ("a", "failed", "nan"), ("c", "failed", "nan")])
+        self.assertNotIn("--lr 0", self.text("out", "summary.md"))
         self.assertEqual(err, "2 failed, 0 not started for want of time\n")
         before = len(self.words())
         self.sweep(plan="a\t--lr 0\nb\t--lr 9\nd\t--lr 1\n")

@@ -26,7 +26,8 @@ typedef struct Family {
     int n, n_left;
     int bad_rank, bad_status; /* of the first that ended badly; -1: none */
     int late_rank;            /* the first that had to be killed though others had ended well; -1: none */
-    bool any_said;            /* one ended with an exit code that is not 0: there is a line */
+    bool any_said;            /* one ended with an exit code that says so: there is a line */
+    int n_killed, killed;     /* because others had ended badly; the first of them */
     double deadline;          /* then those that are left are killed */
     bool is_late;             /* they were, and no rank had ended badly */
     int stop_signal;          /* that came and asks for the end; 0: none */
@@ -115,7 +116,8 @@ static void reap(Family *f) {
         if (!f->pids[i] || waitpid(f->pids[i], &status, WNOHANG) != f->pids[i]) continue;
         f->pids[i] = 0;
         f->n_left--;
-        f->any_said = f->any_said || (WIFEXITED(status) && WEXITSTATUS(status));
+        f->any_said =
+            f->any_said || (WIFEXITED(status) && WEXITSTATUS(status) && WEXITSTATUS(status) != PLACE_UNSAID);
         if (f->is_late && WIFSIGNALED(status) && f->bad_rank < 0) {
             f->late_rank = f->late_rank < 0 ? i : f->late_rank;
         } else if (status && f->bad_rank < 0) {
@@ -150,6 +152,8 @@ static void look_after(Family *f) {
         reap(f);
         if (clock_seconds() < f->deadline) continue;
         f->is_late = f->bad_rank < 0;
+        f->n_killed = f->is_late ? 0 : f->n_left;
+        for (f->killed = 0; f->killed < f->n && !f->pids[f->killed];) f->killed++;
         send_all(f, SIGKILL);
         f->deadline = INFINITY;
     }
@@ -180,8 +184,14 @@ static int run_ranks(Family *f, char **argv) {
                    "and was killed",
                    f->late_rank, launch_end_patience);
     if (f->bad_rank < 0) return 0;
-    if (WIFEXITED(f->bad_status)) return WEXITSTATUS(f->bad_status);
-    if (WTERMSIG(f->bad_status) == f->stop_signal) return EXIT_RUN;
+    const bool unsaid = WIFEXITED(f->bad_status) && WEXITSTATUS(f->bad_status) == PLACE_UNSAID;
+    if (WIFEXITED(f->bad_status) && !unsaid) return WEXITSTATUS(f->bad_status);
+    if (unsaid && !f->any_said)
+        print_line(stderr,
+                   "error: %d rank%s, rank %d the first, gave no sign of life and had to be killed: stopped, or "
+                   "their devices hang",
+                   f->n_killed, f->n_killed == 1 ? "" : "s", f->killed);
+    if (unsaid || WTERMSIG(f->bad_status) == f->stop_signal) return EXIT_RUN;
     if (!f->any_said)
         print_line(stderr, "error: rank %d was ended by signal %d (%s)%s", f->bad_rank,
                    WTERMSIG(f->bad_status), strsignal(WTERMSIG(f->bad_status)),

@@ -186,7 +186,7 @@ static void lost(const Peer *p, const char *why) {
     const WatchPhase phase = dog.phase;
     const int64_t least = phase == PHASE_STEP ? dog.step - 1 : phase == PHASE_START ? 0 : dog.step;
     const bool is_old = p->last.step < least;
-    if (!speaks()) end_run(NULL, EXIT_RUN);
+    if (!speaks()) end_run(NULL, dog.r->place.is_own ? PLACE_UNSAID : EXIT_RUN);
     end_for(p->rank, is_old ? phase : p->last.phase, is_old ? least : p->last.step, why, EXIT_RUN);
 }
 

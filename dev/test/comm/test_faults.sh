@@ -26,7 +26,7 @@ begin() {
     child=$!
     await has_steps "$2" "$1/log.jsonl"
 }
-# disturb NAME SIGNAL RANK STEPS: a run, and the signal to a rank of it after so many steps. Leaves in $work/NAME: out, err, status, took (seconds
+# disturb NAME SIGNAL RANKS STEPS: a run, and the signal to ranks of it after so many steps. Leaves in $work/NAME: out, err, status, took (seconds
 # from the signal to the end) and left (ranks that are there still). A run that was over before says nothing: another, up to ten.
 disturb() {
     mkdir "$work/$1"
@@ -35,7 +35,7 @@ disturb() {
         ranks=$(ranks_of $child)
         await has_steps "$4" "$work/$1/run/log.jsonl"
         begun=$(now)
-        kill "-$2" $(echo "$ranks" | sed -n "$(($3 + 1))p") 2>/dev/null
+        for which in $3; do kill "-$2" $(echo "$ranks" | sed -n "$((which + 1))p") 2>/dev/null; done
         ended
         [ "$status" -eq 0 ] || break
     done
@@ -43,15 +43,19 @@ disturb() {
     since "$begun" >"$work/$1/took"
     for p in $ranks; do [ -d "/proc/$p" ] && echo "$p"; done >"$work/$1/left"
 }
-# judge NAME RANK WHY: how it ended, and what becomes of it.
+# judge NAME RANK WHY: as judge_line.
 judge() {
+    judge_line "$1" "rank $2 \($host\), (in|before|at) [a-z0-9 ]+: $3; (no checkpoint was saved|the newest whole checkpoint is of step [0-9]+, in $work/$1/run)"
+}
+# judge_line NAME PATTERN: how it ended, with which line, and what becomes of it.
+judge_line() {
     cp "$work/$1/out" "$work/$1/err" "$work"
     status=$(cat "$work/$1/status") took=$(cat "$work/$1/took")
     check "$1: exit code $status, expected 1" [ "$status" -eq 1 ]
     check "$1: $took s, expected less than $soon" [ "$took" -lt $soon ]
     check "$1: ranks are left: $(cat "$work/$1/left")" [ ! -s "$work/$1/left" ]
     check "$1: one line on stderr" [ "$(wc -l <"$work/$1/err")" -eq 1 ]
-    check "$1: says who and why" grep -qE "^error: rank $2 \($host\), (in|before|at) [a-z0-9 ]+: $3; (no checkpoint was saved|the newest whole checkpoint is of step [0-9]+, in $work/$1/run)$" "$work/$1/err"
+    check "$1: says who and why" grep -qE "^error: $2$" "$work/$1/err"
     "$program" $job --out "$work/$1/run" --resume >"$work/out" 2>"$work/err" </dev/null
     check "$1: resumes" [ $? -eq 0 ]
     check "$1: the bits of a run that nobody disturbed" [ "$(weights "$work/$1/run")" = "$whole" ]
@@ -96,6 +100,7 @@ wait_for_data() {
 }
 # These take ten seconds and more, and wait; the faults below come meanwhile.
 for rank in 0 1 2; do disturb "stopped-$rank" STOP $rank 25 & done
+disturb stopped-both STOP "0 1" 25 &
 suspend &
 slows=$work/disk_faults.so
 ${CC:-cc} -D_GNU_SOURCE -shared -fPIC -o "$slows" dev/test/disk_faults.c -ldl 2>"$work/slow.err" && { wait_for_disk & wait_for_data & }
@@ -182,4 +187,5 @@ if [ -f "$slows" ]; then
     check "a late read: it is late" [ "$(sed -n 's/.*"ms": \([0-9]*\).*/\1/p' "$work/late/log.jsonl" | sort -n | tail -n 1)" -ge 11500 ]
 fi
 for rank in 0 1 2; do judge "stopped-$rank" $rank 'no sign of life for 8 s: stopped, or its host is gone'; done
+judge_line stopped-both '2 ranks, rank 0 the first, gave no sign of life and had to be killed: stopped, or their devices hang'
 finish

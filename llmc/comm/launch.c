@@ -187,10 +187,11 @@ static int run_ranks(Family *f, char **argv) {
     const bool unsaid = WIFEXITED(f->bad_status) && WEXITSTATUS(f->bad_status) == PLACE_UNSAID;
     if (WIFEXITED(f->bad_status) && !unsaid) return WEXITSTATUS(f->bad_status);
     if (unsaid && !f->any_said)
-        print_line(stderr,
-                   "error: %d rank%s, rank %d the first, gave no sign of life and had to be killed: stopped, or "
-                   "their devices hang",
-                   f->n_killed, f->n_killed == 1 ? "" : "s", f->killed);
+        print_line(
+            stderr,
+            "error: %d rank%s, rank %d the first, gave no sign of life and had to be killed: stopped, or "
+            "their devices hang",
+            f->n_killed, f->n_killed == 1 ? "" : "s", f->killed);
     if (unsaid || WTERMSIG(f->bad_status) == f->stop_signal) return EXIT_RUN;
     if (!f->any_said)
         print_line(stderr, "error: rank %d was ended by signal %d (%s)%s", f->bad_rank,

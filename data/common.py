@@ -429,11 +429,20 @@ def tokenizer_paths(out):
 
 
 def write_tokenizer(out, write=write_file, tokenizer=None):
-    """The file that the trainer encodes and decodes with: llm.c's tokenizer .bin, version 2. One's own lies beside its shards alone."""
+    """The file that the trainer encodes and decodes with: llm.c's tokenizer .bin, version 2. One's own lies beside its shards alone. Another
+    one that is there stays: it may be that of other shards."""
     tokens, eot = tokens_of(tokenizer)
-    header = struct.pack("<4I", TOKENIZER_MAGIC, TOKENIZER_VERSION, len(tokens), eot)
+    header = struct.pack("<4I", TOKENIZER_MAGIC, TOKENIZER_VERSION, len(tokens), eot).ljust(1024, b"\0")
+    content = b"".join(bytes([len(token)]) + token for token in tokens)
     for path in tokenizer_paths(out) if tokenizer is None else [os.path.join(out, "gpt2_tokenizer.bin")]:
-        write(path, header.ljust(1024, b"\0"), b"".join(bytes([len(token)]) + token for token in tokens))
+        try:
+            with open(path, "rb") as file:
+                same = file.read() == header + content
+        except FileNotFoundError:
+            same = True
+        if not same:
+            raise DataError("%s: another tokenizer is there, perhaps that of other shards; hint: another --out, or remove it" % path, 2)
+        write(path, header, content)
 
 
 # ---- shards ----

@@ -41,8 +41,11 @@ def vocabulary(merges, vocab_size):
     return tokens, kept
 
 
+FILES = "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"
+
+
 def files_of(tokens, merges):
-    """{name: content}"""
+    """{name: content} of FILES"""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     added = {"id": tokens[EOT], "content": EOT, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
@@ -52,9 +55,8 @@ def files_of(tokens, merges):
     config = {"add_prefix_space": False, "clean_up_tokenization_spaces": False, "tokenizer_class": "GPT2Tokenizer",
               "bos_token": EOT, "eos_token": EOT, "unk_token": EOT}
     as_json = lambda value, **options: json.dumps(value, ensure_ascii=False, **options).encode()
-    return {"tokenizer.json": as_json(whole, indent=1), "vocab.json": as_json(tokens),
-            "merges.txt": "".join(["#version: 0.2\n", *("%s %s\n" % pair for pair in merges)]).encode(),
-            "tokenizer_config.json": as_json(config, indent=2)}
+    return dict(zip(FILES, (as_json(whole, indent=1), as_json(tokens),
+                            "".join(["#version: 0.2\n", *("%s %s\n" % pair for pair in merges)]).encode(), as_json(config, indent=2))))
 
 
 def main():
@@ -69,8 +71,11 @@ def main():
         raise common.DataError("--min-frequency %d: expected 1 to %d" % (args.min_frequency, 1 << 30), 2)
     if not LEAST <= args.vocab_size <= MOST:
         raise common.DataError("--vocab-size %d: expected %d to %d" % (args.vocab_size, LEAST, MOST), 2)
-    if os.path.exists(os.path.join(args.out, "tokenizer.json")):
-        raise common.DataError("%s/tokenizer.json: there already; hint: another folder, or remove it" % args.out, 2)
+    if os.path.exists(args.out) and not os.path.isdir(args.out):
+        raise common.DataError("--out %s: expected a folder, found a file" % args.out, 2)
+    for name in FILES:
+        if os.path.lexists(os.path.join(args.out, name)):
+            raise common.DataError("%s/%s: there already; hint: another folder, or remove it" % (args.out, name), 2)
     files = documents.files_of(args)
     progress = documents.Progress(files)
     n = [0]

@@ -298,8 +298,12 @@ def environment(torch, measured, cards=1):
         ("FA3", version_of(FLASH3_PACKAGES) or "none")])
 
 
+BEGINNINGS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml", ".html": b"<!DOCTYPE html>", ".htm": b"<!DOCTYPE html>"}
+
+
 def check_output(path):
-    """Ends the program with one line where no file can be written."""
+    """Ends the program with one line where no file can be written, or what is there is not of the kind that its name says: somebody's
+    own, or a run's log."""
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path):
         fail(f"{path}: cannot be written: is a folder")
@@ -307,6 +311,12 @@ def check_output(path):
         fail(f"{path}: cannot be written: no such folder")
     if not os.access(path if os.path.exists(path) else folder, os.W_OK):
         fail(f"{path}: cannot be written: permission denied")
+    begins = BEGINNINGS.get(os.path.splitext(path)[1].lower())
+    if begins and os.path.isfile(path):
+        with open(path, "rb") as file:
+            found = file.read(len(begins))
+        if found and found != begins:
+            fail(f"{path}: is there, and not what its name says; hint: another name, nothing is lost so")
 
 
 class Output:

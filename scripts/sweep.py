@@ -30,6 +30,7 @@ from comparison import (EXIT_RUN, Output, Parser, built_trainer, check_output, c
 from run_log import Log, log_path
 
 NAME, FLAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*"), re.compile(r"--?[A-Za-z]")
+SUMMARY = "| flags | runs | validation loss |"  # how the table of summary.md begins
 COLUMNS = ["name", "state", "steps", "val_loss", "best_val_loss", "steps_to", "seconds_to", "ms", "seconds", "flags"]
 
 
@@ -173,13 +174,18 @@ def finished(record):
     return record.get("state") in ("done", "diverged")
 
 
-def finished_in(path):
-    """The names of those that have a line in a results.tsv."""
+def read(path):
+    """Its text, '' where there is none."""
     try:
         with open(path, encoding="utf-8") as file:
-            rows = [dict(zip(COLUMNS, line.split("\t"))) for line in file if not line.startswith("#")]
+            return file.read()
     except (OSError, ValueError):
-        return []
+        return ""
+
+
+def finished_in(path):
+    """The names of those that have a line in a results.tsv."""
+    rows = [dict(zip(COLUMNS, line.split("\t"))) for line in read(path).split("\n") if not line.startswith("#")]
     return [row["name"] for row in rows if finished(row)]
 
 
@@ -212,6 +218,10 @@ class Sweep:
             if finished(record) and flags != self.flags(run):
                 was = shlex.join(map(str, flags)) if isinstance(flags, list) else "not known"
                 fail(f"{self.folder(run)}: holds the result of other flags: {was}; hint: another --out or name, or remove it")
+        for name, mark in (("results.tsv", "\t".join(COLUMNS)), ("summary.md", SUMMARY)):
+            path = os.path.join(self.args.out, name)
+            if os.path.lexists(path) and (os.path.islink(path) or mark not in read(path)):
+                fail(f"{path}: is there, and not of a sweep; hint: another --out")
         path, names = os.path.join(self.args.out, "results.tsv"), {run.name for run in self.runs}
         others = [name for name in finished_in(path) if name not in names]
         if others:
@@ -355,7 +365,7 @@ def write_results(folder, rows, loss, about):
     rows = [row for row in rows if finished(row)]
     to = "a loss" if loss is None else f"{loss:.4f}"
     lines = [f"- {name}: {text}" for name, text in about]
-    lines += ["", f"| flags | runs | validation loss | spread | steps to {to} | seconds to {to} | ms a step |", "|---|---|---|---|---|---|---|"]
+    lines += ["", f"{SUMMARY} spread | steps to {to} | seconds to {to} | ms a step |", "|---|---|---|---|---|---|---|"]
     lines += ["| " + " | ".join(cells) + " |" for cells in summarise(rows)]
     text = "\n".join(lines) + "\n"
     summary = Output(os.path.join(folder, "summary.md"))

@@ -349,6 +349,16 @@ def test_train_tokenizer():
     done = run("train_tokenizer.py", text, "--out", "few", "--vocab-size", "1000")
     check("little text, few tokens", done.returncode == 0 and "note: no more than" in done.stdout, done.stdout + done.stderr)
     refuses("a tokenizer is there", "few/tokenizer.json: there already", run("train_tokenizer.py", text, "--out", "few"))
+    os.makedirs(os.path.join(WORK, "others"))
+    mine = write("others/vocab.json", "mine")
+    refuses("a file of another tokenizer is there", "others/vocab.json: there already", run("train_tokenizer.py", text, "--out", "others"))
+    with open(os.path.join(WORK, mine), encoding="utf-8") as file:
+        equal("it stays, alone", (file.read(), os.listdir(os.path.join(WORK, "others"))), ("mine", ["vocab.json"]))
+    refuses("a file for a folder", "--out %s: expected a folder, found a file" % mine, run("train_tokenizer.py", text, "--out", mine))
+    refuses("other shards' tokenizer is there", "out/own/gpt2_tokenizer.bin: another tokenizer is there",
+            run("text.py", text, "--tokenizer", "few", "--out", "out/own", "--name", "few"))
+    with open(os.path.join(WORK, "out/own/gpt2_tokenizer.bin"), "rb") as file:
+        check("it stays, and no shards come", file.read() == data and not [name for name in os.listdir(os.path.join(WORK, "out/own")) if "few" in name])
     for size in ("256", "65537"):
         refuses("--vocab-size " + size, "--vocab-size %s: expected 257 to 65536" % size, run("train_tokenizer.py", text, "--out", "none", "--vocab-size", size))
     for count in ("0", "-1"):

@@ -225,6 +225,13 @@ class Report(Logs):
         self.replace(sys, "argv", ["report.py", "--out", self.path("\udcff.html"), path])
         self.assertEqual(self.said(report.main)[1:], (self.path("?.html\n"), "", None), "a path that is no UTF-8")
         self.replace(sys, "argv", ["report.py", "--out", out, path])
+        log = self.log(step(1), name="log.html")
+        os.symlink(log, self.path("link.png"))
+        for main, words in ((report.main, ["report.py", "--out", log, log]), (plot.main, ["plot.py", "--out", self.path("link.png"), path])):
+            self.replace(sys, "argv", words)
+            self.assertIn(f"{words[2]}: is there, and not what its name says", self.said(main)[2])
+            self.assertIn('"loss"', self.text("log.html"), "neither a page nor a picture takes a log's place")
+        self.replace(sys, "argv", ["report.py", "--out", out, path])
         if os.path.exists("/dev/full"):
             os.symlink("/dev/full", out + ".part")
             self.assertIn("cannot be written: No space left", self.said(report.main)[2])

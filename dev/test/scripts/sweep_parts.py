@@ -137,6 +137,14 @@ class Sweeps(Parts):
                      ["--out", self.path("out"), "--program", self.trainer, "--plan", self.file("plan.tsv", "a\t--lr 2\n")])
         self.assertTrue(os.path.exists(self.path("out", "a", "mine")))
 
+    def test_files_of_others_are_left_alone(self):
+        for name in ("results.tsv", "summary.md"):
+            self.file(f"out/{name}", "my own\n")
+            self.refused(f"out/{name}: is there, and not of a sweep", 2, sweep.main,
+                         ["--out", self.path("out"), "--program", self.trainer, "--plan", self.file("plan.tsv", "a\t--lr 2\n")])
+            self.assertEqual(self.text("out", name), "my own\n")
+            os.remove(self.path("out", name))
+
     def test_a_run_of_the_trainer_is_left_alone(self):
         self.file("one/log.jsonl", "{}\n")
         self.refused("--out .*one: holds a run of the trainer", 2, sweep.main,

@@ -110,6 +110,18 @@ static void send_all(const Family *f, int signal_number) {
         if (f->pids[i]) kill(f->pids[i], signal_number);
 }
 
+/* What ends a program when somebody asks for it. */
+static bool asks_for_end(int signal_number) {
+    return signal_number == SIGTERM || signal_number == SIGINT || signal_number == SIGHUP;
+}
+
+/* A rank that such a signal ended, as it does before the first step: it is meant for all. */
+static void pass_on(Family *f, int signal_number) {
+    if (f->stop_signal) return;
+    f->stop_signal = signal_number;
+    send_all(f, signal_number);
+}
+
 static void reap(Family *f) {
     for (int i = 0; i < f->n; i++) {
         int status;
@@ -124,6 +136,7 @@ static void reap(Family *f) {
             f->bad_rank = i;
             f->bad_status = status;
             f->deadline = clock_seconds() + patience;
+            if (WIFSIGNALED(status) && asks_for_end(WTERMSIG(status))) pass_on(f, WTERMSIG(status));
         } else if (!status && f->deadline == INFINITY) {
             f->deadline = clock_seconds() + launch_end_patience;
         }
@@ -186,7 +199,7 @@ static int run_ranks(Family *f, char **argv) {
     if (f->bad_rank < 0) return 0;
     const bool unsaid = WIFEXITED(f->bad_status) && WEXITSTATUS(f->bad_status) == PLACE_UNSAID;
     if (WIFEXITED(f->bad_status) && !unsaid) return WEXITSTATUS(f->bad_status);
-    if (unsaid && !f->any_said)
+    if (unsaid && !f->any_said && !f->stop_signal)
         print_line(
             stderr,
             "error: %d rank%s, rank %d the first, gave no sign of life and had to be killed: stopped, or "
@@ -245,8 +258,9 @@ int launch_ranks(const Launch *launch, char **argv) {
     }
     free(family.pids);
     if (again != argv) free(again);
-    const bool by_signal = family.stop_signal && family.bad_rank >= 0 && WIFSIGNALED(family.bad_status) &&
-                           WTERMSIG(family.bad_status) == family.stop_signal;
+    const bool by_signal = family.stop_signal && family.bad_rank >= 0 &&
+                           (WIFSIGNALED(family.bad_status) ? WTERMSIG(family.bad_status) == family.stop_signal
+                                                           : WEXITSTATUS(family.bad_status) == PLACE_UNSAID);
     if (by_signal) signal(family.stop_signal, SIG_DFL);
     if (by_signal) raise(family.stop_signal);
     return by_signal ? 128 + family.stop_signal : code; /* the first process of a container is still there */

@@ -24,6 +24,7 @@ enum {
     MS_TO_BE_TOLD = 6000,  /* a rank that fails waits so long for rank 0, which may have much else to do */
     MS_FOR_VERDICT = 2000, /* a rank that lost a connection waits so long beyond the longest silence */
     MS_FOR_RANK_0 = 300,   /* a failure that all ranks have is rank 0's to say */
+    MS_FOR_SIGNAL = 200,   /* a signal that ends all ranks before their first step reaches this one, too */
     MS_BEHIND_SAVE = 1000, /* so it is behind a save that rank 0 ended first */
     LONGEST_GAPS = 10,     /* a step, or a batch, may take so many times the longest before it */
     MS_TO_HEAR = 500       /* rank 0's connections stay open so long behind its last word */
@@ -184,6 +185,7 @@ static bool speaks(void) {
  * behind a step at what this rank is at. */
 static void lost(const Peer *p, const char *why) {
     const WatchPhase phase = dog.phase;
+    if (phase == PHASE_START) sleep_ms(MS_FOR_SIGNAL);
     const int64_t least = phase == PHASE_STEP ? dog.step - 1 : phase == PHASE_START ? 0 : dog.step;
     const bool is_old = p->last.step < least;
     if (!speaks()) end_run(NULL, dog.r->place.is_own ? PLACE_UNSAID : EXIT_RUN);

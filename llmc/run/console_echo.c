@@ -163,7 +163,8 @@ void console_settings(FILE *out, const Settings *s, int n_ranks, int64_t n_token
                     format_count(total, (double)n_tokens), batch);
     print_optimizer(out, s);
     print_window(out, s);
-    if (s->dropout > 0) console_row(out, "dropout", "%g", s->dropout);
+    if (s->dropout > 0)
+        console_row(out, "dropout", "%g (%u of 256)", s->dropout, dropout_threshold((float)s->dropout));
     if (!s->profile) print_course(out, s);
 }
 

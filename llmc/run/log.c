@@ -249,47 +249,43 @@ static bool create(OutFile *file, const char *path, Error *err) {
     return outfile_open(file, path, err);
 }
 
-/* A whole line of strict JSON that is a header or belongs to a step up to last_step. */
-static bool keep_line(const char *line, size_t length, int64_t last_step) {
-    if (length == 0 || line[length - 1] != '\n') return false; /* torn by a kill */
+/* KEPT: a whole line, an object of strict JSON, that is a header or belongs to a step up to last_step. DROPPED: of a later step, or torn by
+ * a kill. FOREIGN: no log's. */
+typedef enum { KEPT, DROPPED, FOREIGN } LineKind;
+static LineKind kind_of(const char *line, size_t length, int64_t last_step) {
+    const bool is_torn = length == 0 || line[length - 1] != '\n';
+    if (is_torn) return length == 0 || line[0] == '{' ? DROPPED : FOREIGN;
     Error unused = {0};
     Json *json = json_parse(line, length, "log line", &unused);
     int64_t step = 0;
-    const JsonValue *value = json ? json_get(json_root(json), "step") : NULL;
-    bool keep = json && (!value || (json_int64(value, &step) && step <= last_step));
+    const bool is_object = json && json_root(json)->type == JSON_OBJECT;
+    const JsonValue *value = is_object ? json_get(json_root(json), "step") : NULL;
+    const bool keep = !value || (json_int64(value, &step) && step <= last_step);
+    const LineKind kind = !is_object ? FOREIGN : keep ? KEPT : DROPPED;
     json_free(json);
-    return keep;
+    return kind;
 }
 
 /* Copies the lines that stay from `from` to the new file `to`, which is on the disk when this returns true. */
-static bool copy_kept_lines(const char *from, const char *to, int64_t last_step, Error *err) {
+static bool copy_kept_lines(const char *from, const char *to, int64_t last_step, bool *has_foreign,
+                            Error *err) {
     FILE *in = fopen(from, "r");
     if (!in) return fail_errno(err, "cannot read", from);
     OutFile out = {.fd = -1};
     char *line = NULL;
     size_t capacity = 0;
     bool good = create(&out, to, err);
-    for (ssize_t n; good && (n = getline(&line, &capacity, in)) > 0;)
-        if (keep_line(line, (size_t)n, last_step)) good = outfile_write(&out, line, (size_t)n, err);
+    for (ssize_t n; good && (n = getline(&line, &capacity, in)) > 0;) {
+        const LineKind kind = kind_of(line, (size_t)n, last_step);
+        if (kind == KEPT) good = outfile_write(&out, line, (size_t)n, err);
+        *has_foreign = *has_foreign || kind == FOREIGN;
+    }
     if (good && !feof(in)) /* a line that no memory holds ends getline, too */
         good = fail_errno(err, "cannot read", from);
     good = good && outfile_close(&out, err);
     outfile_abandon(&out);
     free(line);
     fclose(in);
-    return good;
-}
-
-static bool drop_later_lines(const char *dir, const char *path, int64_t last_step, Error *err) {
-    char temporary[1100];
-    snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    bool good = copy_kept_lines(path, temporary, last_step, err);
-    if (good && rename(temporary, path) != 0) good = fail_errno(err, "cannot replace", path);
-    Error ignored;
-    if (good)
-        directory_sync(dir, &ignored); /* a file system without this loses nothing but the rename */
-    else if (look_at(temporary, &ignored) == 1)
-        unlink(temporary);
     return good;
 }
 
@@ -302,6 +298,25 @@ static bool set_aside(const char *dir, const char *path, Error *err) {
         snprintf(aside, sizeof aside, "%s/log.%d.jsonl", dir, i++);
     } while (lstat(aside, &status) == 0);
     return rename(path, aside) == 0 || fail_errno(err, "cannot move aside", path);
+}
+
+/* Lines that are no log's stay in the old file, under another name. */
+static bool drop_later_lines(const char *dir, const char *path, int64_t last_step, Error *err) {
+    char temporary[1100];
+    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    bool has_foreign = false, good = copy_kept_lines(path, temporary, last_step, &has_foreign, err);
+    if (good && has_foreign) {
+        good = set_aside(dir, path, err);
+        if (good)
+            print_note("%s had lines that are no log's: as it was it lies beside it, as log.N.jsonl", path);
+    }
+    if (good && rename(temporary, path) != 0) good = fail_errno(err, "cannot replace", path);
+    Error ignored;
+    if (good)
+        directory_sync(dir, &ignored); /* a file system without this loses nothing but the rename */
+    else if (look_at(temporary, &ignored) == 1)
+        unlink(temporary);
+    return good;
 }
 
 /* The line of a save of that step is there. */

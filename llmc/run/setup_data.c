@@ -164,11 +164,11 @@ static void name_text_for_documents(const Run *run) {
     }
 }
 
-/* An evaluation that was asked to read the same again; of a mixture each source says how often it is read. */
+/* A validation that was asked to read the same again; of a mixture each source says how often it is read. */
 static void name_repeats(const Run *run) {
     const Settings *s = &run->settings;
     const int64_t once = whole_validation(run);
-    if (!s->eval_only || !flags_was_set(s, "eval-batches") || s->eval_batches <= once ||
+    if (!flags_was_set(s, "eval-batches") || s->eval_batches <= once ||
         dataloader_n_sources(run->val) > 1)
         return;
     print_note("--eval-batches %lld: the validation data, %lld windows of %lld tokens, are read %.3g times; "

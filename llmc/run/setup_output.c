@@ -80,15 +80,14 @@ static int open_lock(int folder, const char *out, int make, Error *err) {
     const int reason = errno;
     if (fd < 0 && !make && errno == ENOENT) return -1;
     if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) return fd;
-    errno = reason;
     if (fstatat(folder, "run.lock", &info, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISREG(info.st_mode))
         fail(err, EXIT_INPUT,
              "--out: %s/run.lock: expected a file, found %s, through which nothing is written; hint: remove "
              "it, or another --out",
              out, file_type_name(info.st_mode));
     else
-        fail(err, errno == ENOSPC || errno == EIO ? EXIT_RUN : EXIT_INPUT,
-             "--out: cannot write %s/run.lock: %s", out, strerror(errno));
+        fail(err, reason == ENOSPC || reason == EIO ? EXIT_RUN : EXIT_INPUT,
+             "--out: cannot write %s/run.lock: %s", out, strerror(reason));
     if (fd >= 0) close(fd);
     return -1;
 }

@@ -114,6 +114,19 @@ for rank in 0 1 2; do
     done
 done
 
+# ---- asked to end before the first step ----
+# A rank that the signal ends by itself, as nothing catches it yet: it is meant for all, and nothing is begun again.
+for try in 1 2 3 4 5 6; do
+    rm -rf "$work/early"
+    "$program" $job --restarts 2 --out "$work/early" >"$work/out" 2>"$work/err" </dev/null &
+    child=$!
+    await eval '[ -n "$(ranks_of $child)" ]'
+    kill -TERM $(ranks_of $child | tail -n 1) 2>/dev/null
+    ended
+    check "asked to end early: exit code $status" [ "$status" -eq 0 -o "$status" -eq 143 ]
+    check "asked to end early: no restart" [ "$(grep -c '^restart' "$work/err")" -eq 0 ]
+done
+
 # ---- memory that loses bits ----
 # preloaded NAME LIBRARY SWITCH ARGS...: a run that ends with one line once the file SWITCH is there, from step 125 on.
 preloaded() {

@@ -148,7 +148,8 @@ static void test_resume(void) {
               (int)step);
     }
     CHECK(headers == 2, "one header a run: %d", headers);
-    CHECK(!exists("log.jsonl.tmp"), "no temporary file stays");
+    CHECK(!exists("log.jsonl.tmp") && !exists("log.1.jsonl"),
+          "no temporary file stays, and no copy of a log whose last line a kill tore");
     CHECK(log_open(&run, folder, 9, &h, &err), "resumed at the end: %s", err.text);
     log_close(&run);
     CHECK(count_lines("log.jsonl", 9, "loss", &headers) == 1 && headers == 3, "nothing is lost");
@@ -158,6 +159,33 @@ static void test_resume(void) {
     remove(path_of("log.jsonl"));
     CHECK(log_open(&run, folder, 5, &h, &err), "resumed without a log: %s", err.text);
     log_close(&run);
+}
+
+/* Lines of somebody else's stay in the file as it was, under another name. */
+static void test_foreign_lines(void) {
+    static const char *const lines[] = {"my notes\n", "my notes without an end", "42\n{]\n"};
+    for (int i = 0; i < 3; i++) {
+        RunLog run;
+        Error err = {0};
+        LogHeader h = header();
+        int headers;
+        remove(path_of("log.jsonl"));
+        remove(path_of("log.1.jsonl"));
+        CHECK(log_open(&run, folder, -1, &h, &err), "%s", err.text);
+        write_steps(&run, 1, 3);
+        log_close(&run);
+        char *before = read_text(path_of("log.jsonl")), expected[8192];
+        snprintf(expected, sizeof expected, "%s%s", before, lines[i]);
+        write_text(path_of("log.jsonl"), expected);
+        CHECK(log_open(&run, folder, 2, &h, &err), "%s", err.text);
+        log_close(&run);
+        char *aside = read_text(path_of("log.1.jsonl"));
+        CHECK(strcmp(aside, expected) == 0, "the file as it was: %s", aside);
+        CHECK(count_lines("log.jsonl", 2, "loss", &headers) == 1 && headers == 2, "the log goes on");
+        free(aside);
+        free(before);
+    }
+    remove(path_of("log.1.jsonl"));
 }
 
 /* A later run was killed behind moving the log aside: it comes back, cut as any other. */
@@ -364,6 +392,7 @@ int main(void) {
     test_lines();
     test_unknown_memory();
     test_resume();
+    test_foreign_lines();
     test_taken_back();
     test_mode();
     test_long_line();

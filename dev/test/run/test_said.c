@@ -167,7 +167,7 @@ static void test_settings(void) {
                    "run         100 steps, 6.4 k tokens\n"
                    "optimizer   AdamW, betas 0.8 0.9, eps 1e-06, weight decay 0.3, clip 2\n"
                    "window      16, the context or more: attention sees all of it\n"
-                   "dropout     0.1\n"
+                   "dropout     0.1 (26 of 256)\n"
                    "schedule    cosine, lr 2.00e-03 to 5.00e-04, 5 warm-up steps of 100\n"
                    "evaluation  3 batches every 10 steps and at the end\n"
                    "samples     3 x 7 tokens at most, until \"end\", temperature 0.5, top-k 4, top-p 0.9, "

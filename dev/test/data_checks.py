@@ -217,6 +217,7 @@ def test_text():
     names = ["out/text/mine_%s.bin" % name for name in ("train_000001", "train_000002", "val_000000")]
     equal("text.py: shards", [shard(os.path.join(WORK, name)) for name in names], [stream[:10], stream[10:18], stream[18:]])
     check("text.py: says what it wrote", "out/text/mine_train_000002.bin: 8 tokens" in done.stdout, done.stdout)
+    refuses("text.py: a file for a folder", "--out %s: expected a folder, found a file" % two, run("text.py", one, "--out", two))
     refuses("text.py: old shards stay", "mine_train_000001.bin: there already", run("text.py", one, "--out", "out/text", "--name", "mine"))
     done = run("text.py", one, "--out", "out/text", "--val-fraction", "0")
     works("text.py: another name", done)

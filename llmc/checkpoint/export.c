@@ -166,14 +166,14 @@ static bool check_type(const Target *t, const GPT2Config *config, Error *err) {
 static bool check_beside(const Target *t, Error *err) {
     char path[PATH_MAX];
     if (!t->tokenizer || !directory_has(t->folder, GPT2_TOKENIZER_FILE)) return true;
-    Tokenizer *found =
-        path_join(path, t->folder, GPT2_TOKENIZER_FILE, err) ? tokenizer_open(path, err) : NULL;
+    if (!path_join(path, t->folder, GPT2_TOKENIZER_FILE, err)) return false;
+    Error unread = {0};
+    Tokenizer *found = tokenizer_open(path, &unread);
     const bool same = found && tokenizer_equals(found, t->tokenizer);
-    if (found && !same)
+    if (!same)
         fail(err, EXIT_INPUT,
-             "--export: %s, where a .bin's tokenizer is looked for, is another one than the model's; hint: "
-             "another folder",
-             path);
+             "--export: %s, where a .bin's tokenizer is looked for, is %s; hint: another folder", path,
+             found ? "another one than the model's" : "no tokenizer that can be read");
     tokenizer_close(found);
     return same;
 }

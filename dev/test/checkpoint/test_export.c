@@ -508,7 +508,8 @@ static void test_refused(void) {
     refuses("hf/x.bin", EXPORT_F32, bytes_tokenizer, "is another one than the model's");
     write_text(path_of("hf/gpt2_tokenizer.bin"), "mine");
     refuses("hf/x.bin", EXPORT_F32, bytes_tokenizer, "--export: ");
-    refuses("hf/x.bin", EXPORT_F32, bytes_tokenizer, "is no tokenizer that can be read; hint: another folder");
+    refuses("hf/x.bin", EXPORT_F32, bytes_tokenizer,
+            "is no tokenizer that can be read; hint: another folder");
     CHECK(export("hf/x.bin", EXPORT_F32, NULL, &err), "a .bin without a tokenizer: %s", err.text);
     model.config.n_embd = 24;
     CHECK(!export_check(path_of("y.gguf"), EXPORT_Q8_0, &model.config, bytes_tokenizer, &err) &&

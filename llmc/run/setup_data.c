@@ -168,8 +168,7 @@ static void name_text_for_documents(const Run *run) {
 static void name_repeats(const Run *run) {
     const Settings *s = &run->settings;
     const int64_t once = whole_validation(run);
-    if (!flags_was_set(s, "eval-batches") || s->eval_batches <= once ||
-        dataloader_n_sources(run->val) > 1)
+    if (!flags_was_set(s, "eval-batches") || s->eval_batches <= once || dataloader_n_sources(run->val) > 1)
         return;
     print_note("--eval-batches %lld: the validation data, %lld windows of %lld tokens, are read %.3g times; "
                "hint: --eval-batches %lld reads all",

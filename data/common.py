@@ -159,12 +159,16 @@ def write_file(path, *parts):
         write(path, *parts)
 
 
+def check_folder(folder):
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise DataError("--out %s: expected a folder, found a file" % folder, 2)
+
+
 @contextlib.contextmanager
 def output(folder, prefix):
     """Makes the folder; what a killed run left of PREFIX_* goes. Where the block fails, the folders made for it go, if they
     are empty."""
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise DataError("--out %s: expected a folder, found a file" % folder, 2)
+    check_folder(folder)
     made, above = [], os.path.abspath(folder)
     while not os.path.exists(above):
         made.append(above)

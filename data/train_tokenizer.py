@@ -71,8 +71,7 @@ def main():
         raise common.DataError("--min-frequency %d: expected 1 to %d" % (args.min_frequency, 1 << 30), 2)
     if not LEAST <= args.vocab_size <= MOST:
         raise common.DataError("--vocab-size %d: expected %d to %d" % (args.vocab_size, LEAST, MOST), 2)
-    if os.path.exists(args.out) and not os.path.isdir(args.out):
-        raise common.DataError("--out %s: expected a folder, found a file" % args.out, 2)
+    common.check_folder(args.out)
     for name in FILES:
         if os.path.lexists(os.path.join(args.out, name)):
             raise common.DataError("%s/%s: there already; hint: another folder, or remove it" % (args.out, name), 2)

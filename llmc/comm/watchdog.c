@@ -24,8 +24,8 @@ enum {
     MS_TO_BE_TOLD = 6000,  /* a rank that fails waits so long for rank 0, which may have much else to do */
     MS_FOR_VERDICT = 2000, /* a rank that lost a connection waits so long beyond the longest silence */
     MS_FOR_RANK_0 = 300,   /* a failure that all ranks have is rank 0's to say */
-    MS_FOR_SIGNAL = 200,   /* a signal that ends all ranks before their first step reaches this one, too */
     MS_BEHIND_SAVE = 1000, /* so it is behind a save that rank 0 ended first */
+    MS_FOR_SIGNAL = 200,   /* a signal that ends all ranks before their first step reaches this one, too */
     LONGEST_GAPS = 10,     /* a step, or a batch, may take so many times the longest before it */
     MS_TO_HEAR = 500       /* rank 0's connections stay open so long behind its last word */
 };

@@ -75,13 +75,6 @@ __device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
     return larger;
 }
 
-/* Bytes of low (0 to 3) and high (4 to 7) by the digits of `selector`, the lowest first; 8 more: its sign bit eight times. */
-__device__ __forceinline__ uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
-    uint32_t bytes;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
-    return bytes;
-}
-
 /* ---- flags between devices ---- */
 
 __device__ __forceinline__ uint32_t load_acquire_system(const uint32_t *p) {

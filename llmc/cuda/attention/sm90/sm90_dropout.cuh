@@ -38,7 +38,7 @@ static inline DropoutArgs dropout_args(const AttentionMask *mask) {
 template <bool TRANSPOSED> struct FragmentMask {
     uint32_t counter, twist; /* of the thread's elements of the block */
     uint32_t factors[2];     /* of its row, and that 8 further on */
-    uint32_t halves; /* only where TRANSPOSED: permute_bytes' selector of its rows' halves of two words */
+    uint32_t halves; /* only where TRANSPOSED: __byte_perm's selector of its rows' halves of two words */
 
     /* The warpgroup's 64 rows from row0 on, the block's columns from column0 on; head: of B*NH. */
     __device__ __forceinline__ void begin(const DropoutArgs &args, int head, int row0, int column0) {
@@ -53,7 +53,7 @@ template <bool TRANSPOSED> struct FragmentMask {
     }
     /* The next 64 columns, or (-1) those before. */
     __device__ __forceinline__ void move(int blocks) {
-        counter += (uint32_t)blocks * (0x9e3779b9u * 4 * (TRANSPOSED ? 65536u : 1u));
+        counter += (uint32_t)blocks * (TRANSPOSED ? dropout_counter(64, 0) : dropout_counter(0, 64));
     }
 };
 
@@ -86,7 +86,7 @@ __device__ __forceinline__ uint32_t kept_pair(const MaskLine (&lines)[2], int se
     if (!TRANSPOSED) return less_bf16x2(line.slope * dropout_column_factor(column) + line.offset, limit);
     const uint32_t even = line.slope * dropout_row_factor(column) + line.offset,
                    odd = line.slope * dropout_row_factor(column + 1) + line.offset;
-    return less_bf16x2(permute_bytes(even, odd, mask.halves), limit);
+    return less_bf16x2(__byte_perm(even, odd, mask.halves), limit);
 }
 
 /* Lines of a block, and what kept_pair makes of its first N sets. It is a branch, always taken, for the compiler: in straight

@@ -39,7 +39,7 @@ MARK = "FAULTS_GPUS_RUN"
 BEGAN = time.monotonic()
 FLAGS = {"cpu": "--model nano --batch 4 --seq 64 --tokens-per-step 0 --steps 80 --save-every 8",
          "cuda": "--model d6 --batch 32 --seq 256 --tokens-per-step 0 --steps 2000 --save-every 100"}
-MEMORY_FLAGS = "--model d12 --batch 320 --seq 1024 --tokens-per-step 0"  # 90 GiB or so: two of them have no room on one card of 140
+MEMORY_FLAGS = "--model d12 --batch 640 --seq 512 --tokens-per-step 0"  # 90 GiB or so: two of them have no room on one card of 140
 
 
 def processes(mark):

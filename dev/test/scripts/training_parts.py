@@ -98,7 +98,7 @@ class Counts(Parts):
     def test_steps_by_the_last_turn(self):
         self.assertEqual(compare_train.n_steps(D12, 4.0, [{"ms": 7.0}, {"ms": 125.0}]), 1 + 8 + 32, "the first, a second, four seconds")
         self.assertEqual(compare_train.n_steps(D12, 4.01, [{"ms": 125.0}]), 1 + 8 + 33)
-        self.assertEqual(compare_train.n_steps(D12, 4.0, [{"ms": 9000.0}]), 1 + 1 + 2)
+        self.assertEqual(compare_train.n_steps(D12, 4.0, [{"ms": 9000.0}]), 1 + 1 + 4)
 
     def test_steps_of_the_first_turn(self):
         weights = 12 * 12 * 768**2 + 50257 * 768

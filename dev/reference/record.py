@@ -20,6 +20,7 @@ import sys
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, os.pardir, "scripts"))
 from comparison import import_torch  # noqa: E402  scripts/comparison.py
+from dropout_masks import GOLDEN, MASK32, MASK64, kept, matrix_begin, mix64, scale  # noqa: E402
 
 torch = import_torch()
 F = torch.nn.functional
@@ -43,7 +44,6 @@ MODELS = {
     "hd24_muon": Model(3, 2, 48, 40, 211, 2, 37, 10, -2, 2048, optimizer="muon", lr=5e-3),
     "d12": Model(12, 12, 768, 1024, 50257, 1, 64, 3, -5, 256),
 }
-MASK32, MASK64, GOLDEN = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 0x9E3779B97F4A7C15
 DROPOUT_SEED, STREAM_DROPOUT = 1337, 0x64726F70
 SITE_EMBEDDING, SITE_ATTENTION, SITE_ATTN_PROJ, SITE_MLP_PROJ, N_SITES = range(5)
 # Bf16 runs of which steps/... have the rms error: their few numbers may all be right by luck in one run (d12, three losses:
@@ -76,24 +76,12 @@ def hash_uniform(stream, n, log2_scale):
     return out
 
 
-def mix64(x):
-    """SplitMix64's finaliser (Steele, Lea & Flood 2014, figure 16)."""
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
-    return x ^ (x >> 31)
-
-
 def random_stream(seed, purpose):
     return mix64((mix64((seed + GOLDEN) & MASK64) + GOLDEN * (purpose + 1)) & MASK64)
 
 
-def halves(x):
-    """Of 64 bits: both halves, added without carry, and the upper one."""
-    return (x ^ (x >> 32)) & MASK32, x >> 32 & MASK32
-
-
 class Dropout:
-    """The masks of one micro-step: llmc/model/dropout.h and gpt2.c say the same in C."""
+    """The masks of one micro-step: llmc/model/gpt2.c says the same in C."""
 
     def __init__(self, p, step, micro_step=0, seed=DROPOUT_SEED):
         of_seed = random_stream(seed, STREAM_DROPOUT)
@@ -104,25 +92,13 @@ class Dropout:
         are a head's (B, heads, rows, columns) or all there are."""
         if self.p == 0:
             return x
-        site = mix64((self.key + GOLDEN * (layer * N_SITES + site + 1)) & MASK64)
         columns = x.shape[-1]
         rows = x.shape[-2] if x.dim() == 4 else x.numel() // columns
         assert rows <= 65536 # more are several matrices
-        words = [mix64((site + GOLDEN * n) & MASK64) for n in range(x.numel() // (rows * columns))]
-        start, twist = (torch.tensor([w >> shift & MASK32 for w in words]).view(-1, 1, 1) for shift in (0, 32))
-        row, column = torch.arange(rows).view(-1, 1), torch.arange(columns)
-        counter = (row // 64 * 4 + row % 8 // 2) * 65536 + column // 64 * 4 + column % 8 // 2
-        n, m = row % 64 // 16 * 4 + row // 8 % 2 * 2 + row % 2, column % 64 // 16 * 2 + column // 8 % 2
-        u = (0x85EBCA6B + n * (0xC2B2AE35 + n * 0x27D4EB2E)) & MASK32
-        v = (0xA3D5C9E5 + m * (0x165667B1 + m * 0x2545F492)) & MASK32
-        t, t2 = halves(((start + counter * 0x9E3779B9) & MASK32) * 0xD2511F53)
-        t ^= twist
-        s, s2 = halves(t * 0xCD9E8D57)
-        word = ((s * u + t & MASK32) * v + s2 * u + t2) >> column % 2 * 16 & 0xFFFF
-        larger = torch.where(word >= 0x8000, word - 0x7F, 0x7F80 - word) & 0xFFFF # of the bf16 that it is
-        threshold = min(max(int(self.p * 256 + 0.5), 1), 255)
-        keep = (larger >= threshold * 256).view(x.shape).to(x.device)
-        return x * keep.to(x.dtype) * (256 / (256 - threshold))
+        begins = [matrix_begin(self.key, layer * N_SITES + site, n) for n in range(x.numel() // (rows * columns))]
+        start, twist = torch.tensor(begins).T.reshape(2, -1, 1, 1)
+        keep = kept(start, twist, torch.arange(rows).view(-1, 1), torch.arange(columns), self.p)
+        return x * keep.view(x.shape).to(x.device, x.dtype) * scale(self.p)
 
 
 def tensor_list(m):

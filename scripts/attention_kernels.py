@@ -13,6 +13,7 @@ import types
 from comparison import fail
 
 TENSORS = ("out", "dq", "dk", "dv", "lse")
+DROPOUT_KEY, DROPOUT_SITE = 20240529, 0  # of our masks (scripts/dropout_masks.py); the site is attention_library.cu's
 State = types.SimpleNamespace
 
 
@@ -51,8 +52,9 @@ class Ours:
         self.kernels.attention_serves.argtypes = [integer_type] * 2
         self.kernels.attention_scratch.argtypes = [integer_type] * 4
         self.kernels.attention_scratch.restype = ctypes.c_size_t
-        self.kernels.attention_forward.argtypes = [pointer] * 3 + [integer_type] * 6 + [pointer] * 2
-        self.kernels.attention_backward.argtypes = [pointer] * 6 + [integer_type] * 6 + [pointer] * 2
+        mask = [pointer] * 2 + [ctypes.c_float, pointer]
+        self.kernels.attention_forward.argtypes = [pointer] * 3 + [integer_type] * 6 + mask
+        self.kernels.attention_backward.argtypes = [pointer] * 6 + [integer_type] * 6 + mask
         self.kernels.attention_open(torch.cuda.current_stream().cuda_stream)
 
     def prepare(self, case, inputs):
@@ -61,9 +63,11 @@ class Ours:
             raise RuntimeError("no kernel for this head size and mask on this card")
         scratch_bytes = self.kernels.attention_scratch(case.B, case.T, case.H, case.D)
         bounds = document_bounds(torch, case, device) if case.documents else []
+        key = torch.tensor([DROPOUT_KEY], dtype=torch.int64, device=device) if case.dropout else None
         return State(
             shape=(case.B, case.T, case.H, case.D, int(case.causal), case.window),
-            mask=[x.data_ptr() for x in bounds] or [None] * 2, bounds=bounds, qkv=inputs.qkv, dout=inputs.dout, out=torch.empty_like(inputs.dout), dqkv=torch.empty_like(inputs.qkv),
+            mask=[*([x.data_ptr() for x in bounds] or [None] * 2), case.dropout, key.data_ptr() if case.dropout else None],
+            bounds=bounds, key=key, qkv=inputs.qkv, dout=inputs.dout, out=torch.empty_like(inputs.dout), dqkv=torch.empty_like(inputs.qkv),
             lse=torch.empty(case.B, case.H, case.T, device=device),
             scratch=torch.empty(scratch_bytes, dtype=torch.uint8, device=device))
 
@@ -89,6 +93,15 @@ class Ours:
         return {"out": s.out.transpose(1, 2), "lse": s.lse, "dq": dq, "dk": dk, "dv": dv}
 
 
+class Plain(Ours):
+    """The same without dropout, beside it: what dropout costs."""
+
+    name = "plain"
+
+    def prepare(self, case, inputs):
+        return super().prepare(case._replace(dropout=0.0), inputs)
+
+
 class Operator:
     """One of PyTorch's attention operators and its backward, called directly: no autograd, no host work to speak of.
     Writes dQ, dK and dV as three tensors; a trainer would still have to pack them."""
@@ -98,7 +111,7 @@ class Operator:
 
     def prepare(self, case, inputs):
         q, k, v = inputs.qkv.permute(2, 0, 3, 1, 4)
-        return State(q=q, k=k, v=v, dout=inputs.dout.transpose(1, 2), causal=case.causal, window=case.window,
+        return State(q=q, k=k, v=v, dout=inputs.dout.transpose(1, 2), causal=case.causal, window=case.window, dropout=case.dropout,
                      grads=(None,) * 3)
 
     def forward(self, s):
@@ -162,24 +175,25 @@ class Flex(Autograd):
 
 
 def operators(torch):
-    """cuDNN and FlashAttention-2. Their operators return out, lse, cum_q, cum_k, max_q, max_k, seed, offset, debug."""
+    """cuDNN and FlashAttention-2. Their operators return out, lse, cum_q, cum_k, max_q, max_k, seed, offset, debug; each
+    forward draws a mask of its own, which the backward makes again of seed and offset."""
     aten = torch.ops.aten
 
     def cudnn_backward(s):
         out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = s.saved
         return aten._scaled_dot_product_cudnn_attention_backward(
-            s.dout, s.q, s.k, s.v, out, lse, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, s.causal)
+            s.dout, s.q, s.k, s.v, out, lse, seed, offset, None, cum_q, cum_k, max_q, max_k, s.dropout, s.causal)
 
     def flash_backward(s):
         out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = s.saved
         return aten._scaled_dot_product_flash_attention_backward(
-            s.dout, s.q, s.k, s.v, out, lse, cum_q, cum_k, max_q, max_k, 0.0, s.causal, seed, offset)
+            s.dout, s.q, s.k, s.v, out, lse, cum_q, cum_k, max_q, max_k, s.dropout, s.causal, seed, offset)
 
     return [
         Operator("cuDNN", lambda s: aten._scaled_dot_product_cudnn_attention(
-            s.q, s.k, s.v, None, True, 0.0, s.causal, False), cudnn_backward),
+            s.q, s.k, s.v, None, True, s.dropout, s.causal, False), cudnn_backward),
         Operator("FA2", lambda s: aten._scaled_dot_product_flash_attention(
-            s.q, s.k, s.v, 0.0, s.causal, False), flash_backward),
+            s.q, s.k, s.v, s.dropout, s.causal, False), flash_backward),
     ]
 
 
@@ -268,11 +282,11 @@ def flash3_packed(torch, library):
     return lambda qkv: forward(qkv)[0]
 
 
-def peers(torch, autograd, window=0, documents=0):
+def peers(torch, autograd, window=0, documents=0, dropout=0.0):
     """The peers that this process can run; autograd: cuDNN once more, as a trainer calls it. With a window or documents those
-    that have them: FlashAttention-3 and flex_attention."""
+    that have them: FlashAttention-3 and flex_attention; with dropout all but FlashAttention-3, which has none."""
     found = [] if window or documents else operators(torch)
-    if library := load_flash3(torch):
+    if not dropout and (library := load_flash3(torch)):
         found.append(flash3_documents(torch, library) if documents else flash3(library))
     if window or documents:
         return found + [Flex(torch)]
@@ -282,7 +296,7 @@ def peers(torch, autograd, window=0, documents=0):
         def sdpa(q, k, v, causal):
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
                 q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal).transpose(1, 2)
 
         found.append(Autograd(torch, "packed", sdpa))
     return found

@@ -18,9 +18,11 @@ from cases import case_of, flop_of_token
 from comparison import Parser, Report, end_with, fail, own_command, split_csv
 
 MUST_ATTENTION = 1.05  # ours is to be at least so many times as fast as the best peer
+MUST_DROPOUT = 1.8  # the same with dropout
 SAME = ("commit", "torch", "triton", "FA3")  # what runs must have in common to stand in one table
 LOSS_APART = 0.25  # of the last losses of two programs: random tokens, so both are near ln(50257)
 KERNELS = ("ours", "FA3", "cuDNN", "FA2")
+NO_PEERS = ("ours", "plain", "packed")  # plain: ours without dropout; packed: cuDNN once more, through autograd
 Run = collections.namedtuple("Run", "path header rows")
 
 
@@ -65,8 +67,13 @@ def spread(values, form):
 # ---- attention ----
 
 
+def must_attention(mask):
+    return MUST_DROPOUT if mask.startswith("dropout") else MUST_ATTENTION
+
+
 def attention_cells(runs):
-    """{(head size, mask, T, direction): {kernel: [TFLOP/s of each run], "ratio": [...]}} and {(..., T): error, bits, check}."""
+    """{(head size, mask, T, direction): {kernel: [TFLOP/s of each run], "ratio": [...], "cost": [% of time, of dropout]}} and
+    {(..., T): error, bits, check}."""
     cells, checks = {}, {}
     for run in runs:
         speeds = collections.defaultdict(dict)
@@ -76,25 +83,29 @@ def attention_cells(runs):
             if row["check"] != "-":
                 checks[key[:3]] = row["error"], row["bits"], "FAIL" if "FAIL" in (row["check"], *checks.get(key[:3], ())) else row["check"]
         for key, speed in speeds.items():
-            rivals = [value for kernel, value in speed.items() if kernel not in ("ours", "packed")]
+            rivals = [value for kernel, value in speed.items() if kernel not in NO_PEERS]
             if "ours" not in speed or not rivals:
                 continue
             cell = cells.setdefault(key, collections.defaultdict(list))
             for kernel, value in speed.items():
                 cell[kernel].append(value)
             cell["ratio"].append(speed["ours"] / max(rivals))
+            if "plain" in speed:
+                cell["cost"].append(100 * (speed["plain"] / speed["ours"] - 1))
     return cells, checks
 
 
 def attention_verdict(cells, runs):
     """What the cells say, in sentences."""
     middle = {key: statistics.median(cell["ratio"]) for key, cell in cells.items()}
-    held = [key for key in cells if middle[key] >= MUST_ATTENTION]
-    always = [key for key in cells if min(cells[key]["ratio"]) >= MUST_ATTENTION]
+    held = [key for key in cells if middle[key] >= must_attention(key[1])]
+    always = [key for key in cells if min(cells[key]["ratio"]) >= must_attention(key[1])]
     n_cards = len({run.header.get("card") for run in runs})
     fewest = min(len(cell["ratio"]) for cell in cells.values())
-    said = [f"{len(runs)} runs on {n_cards} card{'s' if n_cards > 1 else ''}, {fewest} or more of every cell.",
-            f"must ({MUST_ATTENTION} x the best peer): by the median {len(held)} of {len(cells)} cells, in every run {len(always)}."]
+    said = [f"{len(runs)} runs on {n_cards} card{'s' if n_cards > 1 else ''}, {fewest} or more of every cell."]
+    for must in sorted({must_attention(key[1]) for key in cells}):
+        n_all, n_held, n_always = (sum(must_attention(key[1]) == must for key in keys) for keys in (cells, held, always))
+        said.append(f"must ({must} x the best peer): by the median {n_held} of {n_all} cells, in every run {n_always}.")
     short = [f"{direction} {size} {mask} T={T} {spread(cells[size, mask, T, direction]['ratio'], '{:.3f}')}"
              for size, mask, T, direction in sorted(set(cells) - set(always))]
     return said + ([f"Not in every run: {'; '.join(short)}."] if short else [])
@@ -105,23 +116,29 @@ def combine_attention(runs, report):
     if not cells:
         fail(f"{runs[0].path}: no cell has ours and a peer")
     directions = sorted({key[3] for key in cells}, reverse=True)
+    drops = any(cell["cost"] for cell in cells.values())
+    kernels = KERNELS + ("plain",) * drops
+    cost_form = [("cost", "{:.1f}")] * drops
     for size, mask in dict.fromkeys(key[:2] for key in cells):
         for direction in directions:
-            report.table(f"### Head size {size}, {mask}, {direction}, TFLOP/s", [f"{'T':>6s}"] + [f"{k:>20s}" for k in KERNELS] + [
-                f"{'ratio':>24s}", "must", "runs", "error", "  bits", "check"])
+            report.table(f"### Head size {size}, {mask}, {direction}, TFLOP/s", [f"{'T':>6s}"] + [f"{k:>20s}" for k in kernels] + [
+                f"{name + ', %':>20s}" for name, _ in cost_form] + [f"{'ratio':>24s}", "must", "runs", "error", "  bits", "check"])
             for T in sorted(key[2] for key in cells if key[0] == size and key[1] == mask and key[3] == direction):
                 cell = cells[size, mask, T, direction]
                 record = {"head_size": size, "mask": mask, "T": T, "direction": direction, "runs": len(cell["ratio"])}
-                for name, form in [(kernel, "{:.1f}") for kernel in KERNELS] + [("ratio", "{:.4f}")]:
+                for name, form in [(kernel, "{:.1f}") for kernel in kernels] + cost_form + [("ratio", "{:.4f}")]:
                     for kind, choose in (("", statistics.median), ("_least", min), ("_most", max)):
                         record[name + kind] = form.format(choose(cell[name])) if cell[name] else ""
                 report.record(**record)
-                report.row([str(T)] + [spread(cell[k], "{:.0f}") if cell[k] else "-" for k in KERNELS] + [
-                    spread(cell["ratio"], "{:.3f}"), "yes" if statistics.median(cell["ratio"]) >= MUST_ATTENTION else "no",
+                report.row([str(T)] + [spread(cell[k], form) if cell[k] else "-" for k, form in [(k, "{:.0f}") for k in kernels] + cost_form] + [
+                    spread(cell["ratio"], "{:.3f}"), "yes" if statistics.median(cell["ratio"]) >= must_attention(mask) else "no",
                     str(len(cell["ratio"])), *checks.get((size, mask, T), ("-",) * 3)])
     report.note("Each figure: median over the runs (least to most). ratio: ours over the best peer of the same run. causal counts half, "
                 "backward 2.5 times forward. FA3 adds dQ by atomics, its default: its last bits change from run to run. error: ours over the "
                 "best peer's, against double precision (compare_attention.py).")
+    if drops:
+        report.note("plain: ours without dropout, in turns with ours. cost: the time that dropout adds to it. Peers draw other masks, so ours "
+                    "is held to what rounding explains, without an error of theirs; FA3 has no dropout.")
     for line in attention_verdict(cells, runs):
         report.note(line)
 

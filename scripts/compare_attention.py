@@ -6,6 +6,7 @@
     scripts/compare_attention.py --head-size 128 --seq 4096:16384 --mask full --csv attention.csv
     scripts/compare_attention.py --window 256                     # causal, a query sees its last 256 positions
     scripts/compare_attention.py --documents 8 --peers FA3        # documents of random lengths, in the mean an eighth of T
+    scripts/compare_attention.py --dropout 0.1                    # causal, with dropout of the probabilities, and ours without
 
 Peers: cuDNN and FlashAttention-2 through PyTorch's own operators, FlashAttention-3 where a package brings its operators
 (flash_attn_3, or xformers 0.0.33 or 0.0.34). Inputs are random normal bf16, qkv packed as (B,T,3,H,D); the peers read
@@ -15,7 +16,8 @@ and scripts/measure.sh makes them on every card of a machine.
 Checked before anything is timed, for the output, dQ, dK, dV and the logsumexp: ours against a double-precision
 reference on some heads (at most 2 x the best peer's error, as root mean square and as largest; a larger one may only
 be what rounding to bf16 explains), ours against the best peer on all heads, and the bits of ours over --repeat
-launches into poisoned buffers. A failed check: exit 1.
+launches into poisoned buffers. A failed check: exit 1. With dropout every kernel draws masks of its own: ours is
+held to the reference with its masks and to what rounding explains, a peer to finite results that keep 1 - P.
 
 Timed under sustained load, because a card at its power limit slows down within 0.1 s: the kernels take turns in
 slices of --slice seconds, each after 1.5 x as long of untimed launches of its own; median of CUDA events. Power control
@@ -33,9 +35,10 @@ import subprocess
 import sys
 import time
 
-from attention_kernels import TENSORS, Ours, State, document_bounds, document_ends, peers
-from combine import MUST_ATTENTION
-from comparison import (EXIT_RUN, ROOT, Parser, Report, commit, duration, end_with, environment, fail, integer, integers,
+import dropout_masks
+from attention_kernels import DROPOUT_KEY, DROPOUT_SITE, TENSORS, Ours, Plain, State, document_bounds, document_ends, peers
+from combine import NO_PEERS, must_attention
+from comparison import (EXIT_RUN, ROOT, Parser, Report, commit, duration, end_with, environment, fail, integer, integers, number,
                         torch_on_card)
 
 WARM_UP_S = 0.5  # at load before every row
@@ -45,20 +48,24 @@ SCOUT_S = 0.05  # a slice of the round before them
 FAR_BEHIND = 1.15  # a peer so many times slower than the best one in that round is timed there alone
 NOISE = 1e-6  # relative: what fp32 sums leave of a result that is exact otherwise, so smaller errors are not compared
 ROUNDING = 2**-8 * 65 / 64  # of a bf16, 8 bits; the 65th part for sums and exponentials in fp32
+DROPPED_ROUNDINGS = 3  # of a dS that is dropped, -P D: of P, of D and of the product
+P_STEP = 1 / 16  # of cuDNN's probabilities, in some of its kernels
 COLD_BYTES = 256 << 20  # buffers rotate where one set is smaller: five times the L2 cache of an H200
 
-Case = collections.namedtuple("Case", "B T H D causal window documents", defaults=[0, 0])
+Case = collections.namedtuple("Case", "B T H D causal window documents dropout", defaults=[0, 0, 0.0])
 
 
 def mask_name(case):
     if case.documents:
         return f"documents T / {case.documents}"
+    if case.dropout:
+        return f"dropout {case.dropout:g}"
     return f"window {case.window}" if case.window else "causal" if case.causal else "full"
 
 
 def tflop(case, direction):
     """TFLOP of one launch: two products of T x T x D forward, five backward; causal counts half, a window of W the W - W W / 2 T
-    keys that a query sees in the mean, a document of n its n n / 2 pairs."""
+    keys that a query sees in the mean, a document of n its n n / 2 pairs. What is dropped counts."""
     W = min(case.window or case.T, case.T)
     pairs = case.B * case.T * (W - W * W / (2 * case.T) if case.causal else case.T)
     if case.documents:
@@ -71,9 +78,9 @@ def tflop(case, direction):
 # ---- correctness ----
 
 
-def reference(q, k, v, dout, causal, max_elements=1 << 25, window=0, starts=None):
+def reference(q, k, v, dout, causal, max_elements=1 << 25, window=0, starts=None, dropout=None):
     """One head in double precision: (T,D) each -> the TENSORS, and what rounding to bf16 may cost each element of all
-    but the logsumexp. Rows of scores in chunks of max_elements.
+    but the logsumexp. Rows of scores in chunks of max_elements. dropout(rows, columns): what P is multiplied with.
 
     A sum of products a_i b_i whose a_i are rounded is off by u sum |a_i b_i| at most, u = ROUNDING, and by u |sum| once
     it is rounded, too (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1): a_i are P and dS. dS also
@@ -82,6 +89,7 @@ def reference(q, k, v, dout, causal, max_elements=1 << 25, window=0, starts=None
     q, k, v, dout = (x.double() for x in (q, k, v, dout))
     true, limit = ({name: q.new_zeros(T, D) for name in TENSORS[:4]} for _ in range(2))
     true["lse"], scale, n_rows = q.new_empty(T), D**-0.5, max(1, max_elements // T)
+    position = q.new_ones(T).cumsum(0).long() - 1
     for begin in range(0, T, n_rows):
         rows = slice(begin, min(begin + n_rows, T))
         keys = slice(0, rows.stop if causal else T)
@@ -96,20 +104,30 @@ def reference(q, k, v, dout, causal, max_elements=1 << 25, window=0, starts=None
             scores.masked_fill_(keys_before, float("-inf"))
         true["lse"][rows] = scores.logsumexp(1)
         p = scores.sub_(true["lse"][rows, None]).exp_()
-        out = p @ v[keys]
-        ds = (dout[rows] @ v[keys].T).sub_((dout[rows] * out).sum(1, keepdim=True)).mul_(p)
+        factors = dropout(position[rows, None], position[keys]) if dropout else 1
+        dropped_p = p * factors
+        out = dropped_p @ v[keys]
+        ds = (dout[rows] @ v[keys].T).mul_(factors).sub_((dout[rows] * out).sum(1, keepdim=True)).mul_(p)
         true["out"][rows] = out
         true["dq"][rows] = scale * (ds @ k[keys])
         true["dk"][keys] += scale * (ds.T @ q[rows])
-        true["dv"][keys] += p.T @ dout[rows]
-        out_limit = ROUNDING * (p @ v[keys].abs())
+        true["dv"][keys] += dropped_p.T @ dout[rows]
+        out_limit = ROUNDING * (dropped_p @ v[keys].abs())
         d_limit = 2 * (dout[rows] * (out_limit + ROUNDING * out.abs())).square().sum(1, keepdim=True).sqrt()
-        ds_limit = ds.abs_().mul_(ROUNDING).add_(p * d_limit)
+        roundings = 1 + (DROPPED_ROUNDINGS - 1) * (factors == 0)
+        ds_limit = ds.abs_().mul_(ROUNDING).mul_(roundings).add_(p * d_limit)
         limit["out"][rows] = out_limit
         limit["dq"][rows] = scale * (ds_limit @ k[keys].abs())
         limit["dk"][keys] += scale * (ds_limit.T @ q[rows].abs())
-        limit["dv"][keys] += ROUNDING * (p.T @ dout[rows].abs())
+        limit["dv"][keys] += ROUNDING * (dropped_p.T @ dout[rows].abs())
     return true, {name: x + ROUNDING * true[name].abs() for name, x in limit.items()}
+
+
+def our_dropout(case, b, h):
+    """reference()'s dropout with our masks of a head."""
+    begin = dropout_masks.matrix_begin(DROPOUT_KEY, DROPOUT_SITE, b * case.H + h)
+    scale = dropout_masks.scale(case.dropout)
+    return lambda row, column: scale * dropout_masks.kept(*begin, row, column, case.dropout).double()
 
 
 def sample_heads(case):
@@ -179,7 +197,8 @@ def check_bits(torch, ours, state, repeat):
 
 def judge(found, apart, equal):
     """([what failed], {tensor: (rms, max) of the best peer}). found: [errors()], ours first; apart: ours against the first
-    peer on all heads, where both may err: ours by its limit, the peer by its own error.
+    peer on all heads, where both may err: ours by its limit, the peer by its own error. Where no peer has a tensor, ours is
+    held to what rounding explains.
 
     The largest error is that of one element, where one rounding up or down of the P or dS of a key that dominates its row
     is most of it. Of kernels that are equally good but round in another order, one passes 2 x the best of the others
@@ -189,6 +208,8 @@ def judge(found, apart, equal):
     for name in own:
         errors_of_peers = [peer[name] for peer in others if name in peer]
         if not errors_of_peers:
+            if name != "lse" and not own[name][2] <= NOISE:
+                failed.append(f"{name}: largest error {own[name][1]:.2e}, {own[name][2]:.2e} more than rounding explains")
             continue
         best[name] = tuple(min(values) for values in zip(*errors_of_peers))[:2]
         (error, largest, unexplained), (least, least_largest) = own[name], best[name]
@@ -203,23 +224,54 @@ def judge(found, apart, equal):
     return failed, best
 
 
+def mean_and_kept(out, plain):
+    """Of an output under dropout: its mean, as a multiple of the plain output, and the part of P that was kept. In the mean
+    over masks the product of both is the square of the plain one; the square of that under dropout is 1 / kept times as
+    large, in the mean over random V."""
+    product, square, expected = ((x.float() * y.float()).sum().item() for x, y in ((out, plain), (out, out), (plain, plain)))
+    return product / expected, product * product / (square * expected)
+
+
+def check_dropout(case, named, plain):
+    """Checks what must hold whatever the masks. named: {kernel's name: results}; plain: the output without dropout.
+    ([what failed], what was found)"""
+    failed, found = [], []
+    p = dropout_masks.threshold(case.dropout) / 256
+    allowed = P_STEP + math.sqrt(p * (1 - p) / (case.B * case.H))
+    for name, results in named.items():
+        failed += [f"{name}: {tensor} is not finite" for tensor, values in results.items()
+                   if values is not None and not values.isfinite().all()]
+        mean, part = mean_and_kept(results["out"], plain)
+        found.append(f"{name} keeps {part:.4f} of P, mean {mean:.4f}")
+        if not (abs(mean - 1) <= allowed and abs(part - (1 - p)) <= allowed):
+            failed.append(f"{found[-1]}: expected {1 - p:.4f} and 1, each within {allowed:.3f}")
+    return failed, "; ".join(found)
+
+
 def check_case(torch, case, inputs, states, repeat):
-    """Judges the results of the kernels on the first inputs: ([what failed], cells of the long form, of the short)."""
+    """Judges the results of the kernels on the first inputs: ([what failed], cells of the long form, of the short, a note)."""
     q, k, v = inputs.qkv.permute(2, 0, 3, 1, 4)
     starts = document_bounds(torch, case, q.device)[0] if case.documents else [None] * case.B
     references = {(b, h): reference(q[b, h], k[b, h], v[b, h], inputs.dout[b, :, h], case.causal, window=case.window,
-                                    starts=starts[b]) for b, h in sample_heads(case)}
-    results = [kernel.results(state) for kernel, (state, *_) in states.items()]
+                                    starts=starts[b], dropout=our_dropout(case, b, h) if case.dropout else None)
+                  for b, h in sample_heads(case)}
+    named = {kernel.name: kernel.results(state) for kernel, (state, *_) in states.items()}
+    plain = named.pop("plain", None)
+    other_failed, note = check_dropout(case, named, plain["out"]) if plain else ([], "")
+    results = list(named.values())
+    if case.dropout:  # the peers' masks are others, and the logsumexp knows of none
+        results[1:] = [{**dict.fromkeys(TENSORS), "lse": result["lse"]} for result in results[1:]]
     found = [errors(result, references) for result in results]
-    apart = head_differences(results[0], results[1], sizes(references))
+    apart = head_differences(results[0], results[1], sizes(references)) if len(results) > 1 else {}
     ours = next(iter(states))
     equal = check_bits(torch, ours, states[ours][0], repeat)
     failed, best = judge(found, apart, equal)
+    failed += other_failed
     verdict = ["equal" if equal else "differ", "FAIL" if failed else "ok"]
     ratios = {name: [x / y for x, y in zip(found[0][name], best[name])] for name in best}
-    long = [f"{found[0][name][0]:.1e} {ratios[name][0]:.2f} {ratios[name][1]:.2f}" if name in best else "-" for name in TENSORS]
-    short = f"{worst(x for pair in ratios.values() for x in pair):.2f}"
-    return failed, long + verdict, [short] + verdict
+    long = [" ".join([f"{found[0][name][0]:.1e}"] + [f"{x:.2f}" for x in ratios.get(name, [])]) for name in TENSORS]
+    short = f"{worst(x for pair in ratios.values() for x in pair):.2f}" if "out" in ratios else "-"
+    return failed, long + verdict, [short] + verdict, note
 
 
 # ---- timing ----
@@ -276,7 +328,7 @@ class Stopwatch:
         rough = {kernel: self.load(queue[kernel], states[kernel], 0.02) for kernel in states}
         times = {kernel: self.slice(queue[kernel], states[kernel], rough[kernel], SCOUT_S) for kernel in states}
         ours, *rivals = states
-        best = min((statistics.median(times[kernel]) for kernel in rivals), default=math.inf)
+        best = min((statistics.median(times[kernel]) for kernel in rivals if kernel.name not in NO_PEERS), default=math.inf)
         order = [ours] + [kernel for kernel in rivals if statistics.median(times[kernel]) < FAR_BEHIND * best]
         times.update({kernel: [] for kernel in order})
         for turn in range(self.rounds):
@@ -309,7 +361,7 @@ def prepare(kernels, case, sets, report):
             for state in states[kernel]:
                 kernel.forward(state)
                 kernel.backward(state)
-        except RuntimeError as error:  # of PyTorch: an operator that does not take this case, or no memory
+        except (RuntimeError, AttributeError) as error:  # of PyTorch: an operator that is missing or does not take this case, or no memory
             states.pop(kernel, None)
             report.note(f"{kernel.name}, T = {case.T}: {str(error).splitlines()[0][:160]}")
     return states
@@ -326,10 +378,10 @@ def compare_cell(case, direction, times, names, checked, report):
                       direction=direction, kernel=kernel.name, ms=f"{middle:.4f}", ms_fastest=f"{min(ms):.4f}",
                       ms_slowest=f"{max(ms):.4f}", tflops=f"{speed[kernel.name]:.1f}", slices=slices,
                       **dict(zip(("error", "bits", "check"), checked)))
-    rivals = [speed[name] for name in names if name != "packed" and speed.get(name)]
+    rivals = [speed[name] for name in names if name not in NO_PEERS and speed.get(name)]
     ratio = speed["ours"] / max(rivals) if rivals else None
     cells = [f"{speed['ours']:.0f}"] + [f"{speed[name]:.0f}" if speed.get(name) else "-" for name in names]
-    return cells + ([f"{ratio:.3f}", "yes" if ratio >= MUST_ATTENTION else "no"] if ratio else ["-", "-"]), ratio
+    return cells + ([f"{ratio:.3f}", "yes" if ratio >= must_attention(mask_name(case)) else "no"] if ratio else ["-", "-"]), ratio
 
 
 def compare_case(torch, arguments, kernels, case, report, stopwatch):
@@ -341,7 +393,9 @@ def compare_case(torch, arguments, kernels, case, report, stopwatch):
         return [], {}
     failed, long, short = [], [], ["-"] * 3
     if not arguments.no_check:
-        failed, long, short = check_case(torch, case, sets[0], states, arguments.repeat)
+        failed, long, short, note = check_case(torch, case, sets[0], states, arguments.repeat)
+        if note:
+            report.note(f"T = {case.T}: {note}")
     if arguments.check:
         report.row([str(case.T), *long])
         return failed, {}
@@ -371,11 +425,12 @@ def compare_tables(torch, arguments, kernels, report):
     for D in arguments.head_size:
         for causal in arguments.mask:
             H = arguments.channels // D
-            mask = mask_name(Case(1, 1, H, D, causal, arguments.window, arguments.documents))
+            mask = mask_name(Case(1, 1, H, D, causal, arguments.window, arguments.documents, arguments.dropout))
             report.table(f"### Head size {D}, {mask}, {H} heads, B = {arguments.batch_tokens} / T",
                          headings(arguments, kernels))
             for T in arguments.seq:
-                case = Case(max(1, arguments.batch_tokens // T), T, H, D, causal, arguments.window, arguments.documents)
+                case = Case(max(1, arguments.batch_tokens // T), T, H, D, causal, arguments.window, arguments.documents,
+                            arguments.dropout)
                 case_failed, case_ratios = compare_case(torch, arguments, kernels, case, report, stopwatch)
                 torch.cuda.empty_cache()
                 failed += [f"head size {D}, {mask}, T = {T}: {text}" for text in case_failed]
@@ -388,12 +443,16 @@ def summarize(report, kernels, failed, ratios):
     report.note("\nerror: ours over the best peer's, against double precision; the worst of output, gradients and logsumexp, of "
                 "root mean square and largest; at most 2, the largest more where rounding to bf16 explains it. --check shows "
                 "each: rms, then both ratios.")
+    if any(kernel.name == "plain" for kernel in kernels):
+        report.note("plain: ours without dropout, in turns with ours. Peers draw other masks, so ours is held to what rounding explains, and to "
+                    "their error in the logsumexp alone. FA3 has no dropout, and is left out.")
     if ratios:
         report.note("forward, backward: ours, in TFLOP/s (causal counts half). ratio: ours over the best peer. "
                     "FA3 adds dQ by atomics, its default: its last bits change from run to run. The peers leave dQ, dK and dV apart, ours are packed.")
         behind = [f"{direction} {D} {mask} T={T} {ratio:.3f}"
-                  for (D, mask, T, direction), ratio in ratios.items() if ratio < MUST_ATTENTION]
-        report.note(f"must ({MUST_ATTENTION} x the best peer): {len(ratios) - len(behind)} of {len(ratios)} cells"
+                  for (D, mask, T, direction), ratio in ratios.items() if ratio < must_attention(mask)]
+        must = must_attention(next(iter(ratios))[1])  # a run is of masks that have one
+        report.note(f"must ({must} x the best peer): {len(ratios) - len(behind)} of {len(ratios)} cells"
                     + (f"; not: {', '.join(behind)}" if behind else ""))
     for text in failed:
         report.note(f"FAIL {text}")
@@ -413,6 +472,8 @@ def parse_arguments(argv):
                         help="causal, and a query sees its last N positions; the peers are those that have a window")
     parser.add_argument("--documents", type=integer(1, 1 << 20), default=0, metavar="N",
                         help="causal, of documents of random lengths of mean T / N; the peers are those of a window")
+    parser.add_argument("--dropout", type=number(0.01, 0.99), default=0.0, metavar="P",
+                        help="causal, with dropout of the probabilities; the peers are cuDNN and FlashAttention-2")
     parser.add_argument("--peers", metavar="LIST", type=lambda text: text.split(","), help="of them: FA3,cuDNN (default: all)")
     parser.add_argument("--direction", choices=("forward", "backward", "both"), default="both", help="what is timed")
     parser.add_argument("--batch-tokens", type=integer(1, 1 << 22), default=65536, metavar="N",
@@ -439,11 +500,11 @@ def parse_arguments(argv):
         if arguments.channels % size:
             parser.error(f"--channels: expected a multiple of the head size {size}, found {arguments.channels}")
     arguments.seq = arguments.seq or ([1024, 4096, 16384] if arguments.quick else [1024 << i for i in range(6)])
-    masked = "--window" if arguments.window else "--documents" if arguments.documents else None
-    if arguments.window and arguments.documents:
-        parser.error("--window and --documents: expected one of them")
+    masked = [flag for flag in ("--window", "--documents", "--dropout") if getattr(arguments, flag[2:])]
+    if len(masked) > 1:
+        parser.error(f"{' and '.join(masked)}: expected one of them")
     if masked and arguments.mask in ("full", "both"):
-        parser.error(f"{masked} is causal: expected --mask causal, found {arguments.mask}")
+        parser.error(f"{masked[0]} is causal: expected --mask causal, found {arguments.mask}")
     mask = arguments.mask or ("causal" if arguments.quick or masked else "both")
     arguments.mask = [True, False] if mask == "both" else [mask == "causal"]
     arguments.direction = ["forward", "backward"] if arguments.direction == "both" else [arguments.direction]
@@ -467,8 +528,9 @@ def main():
     library = arguments.library or build_library()
     ours = Ours(torch, library)
     report.header(environment(torch, commit(os.path.dirname(library))))
-    kernels = [ours] + [peer for peer in peers(torch, arguments.autograd, arguments.window, arguments.documents)
-                        if not arguments.peers or peer.name in arguments.peers]
+    kernels = [ours] + ([Plain(torch, library)] if arguments.dropout else []) + [
+        peer for peer in peers(torch, arguments.autograd, arguments.window, arguments.documents, arguments.dropout)
+        if not arguments.peers or peer.name in arguments.peers]
     failed, ratios = compare_tables(torch, arguments, kernels, report)
     status = summarize(report, kernels, failed, ratios)
     report.note(f"took {time.monotonic() - began:.0f} s")

@@ -33,19 +33,23 @@ EXPORT size_t attention_scratch(int B, int T, int NH, int HD) {
     return attention_scratch_bytes(&shape, DTYPE_BF16);
 }
 
-static AttentionMask mask_of(int window, const int32_t *starts, const int32_t *ends) {
+static AttentionMask mask_of(int window, const int32_t *starts, const int32_t *ends, float p,
+                             const uint64_t *key) {
     AttentionMask mask = {};
     mask.window = window;
     mask.starts = starts;
     mask.ends = ends;
+    mask.dropout.p = p;
+    mask.dropout.key = key;
     return mask;
 }
 
 /* out =, lse =; attention_serves(HD, causal) holds. Of a causal call: window, 0: none; starts and ends of documents (B,T),
- * NULL: none. */
+ * NULL: none; p of dropout, 0: none, and its key, of which the masks are those of site 0 (llmc/model/dropout.h). */
 EXPORT void attention_forward(void *out, float *lse, const void *qkv, int B, int T, int NH, int HD,
-                              int causal, int window, const int32_t *starts, const int32_t *ends) {
-    const AttentionMask mask = mask_of(window, starts, ends);
+                              int causal, int window, const int32_t *starts, const int32_t *ends, float p,
+                              const uint64_t *key) {
+    const AttentionMask mask = mask_of(window, starts, ends, p, key);
     if (causal)
         attention_forward<bf16>(out, lse, qkv, &mask, B, T, NH, HD);
     else
@@ -55,8 +59,9 @@ EXPORT void attention_forward(void *out, float *lse, const void *qkv, int B, int
 /* dqkv =; attention_serves(HD, causal) holds. */
 EXPORT void attention_backward(void *dqkv, const void *dout, const void *out, const void *qkv,
                                const float *lse, void *scratch, int B, int T, int NH, int HD, int causal,
-                               int window, const int32_t *starts, const int32_t *ends) {
-    const AttentionMask mask = mask_of(window, starts, ends);
+                               int window, const int32_t *starts, const int32_t *ends, float p,
+                               const uint64_t *key) {
+    const AttentionMask mask = mask_of(window, starts, ends, p, key);
     if (causal)
         attention_backward<bf16>(dqkv, dout, out, qkv, lse, NULL, &mask, scratch, B, T, NH, HD);
     else

@@ -37,8 +37,14 @@ class Work(Parts):
         self.assertAlmostEqual(compare.tflop(case, "forward"), 4 * 3 * 64 * pairs * 1e-12, 15)
         self.assertEqual(compare.mask_name(case), "documents T / 8")
 
+    def test_dropout(self):
+        case = CASE._replace(dropout=0.1)
+        self.assertEqual((compare.mask_name(case), compare.mask_name(CASE)), ("dropout 0.1", "causal"))
+        self.assertEqual(compare.tflop(case, "backward"), compare.tflop(CASE, "backward"), "what is dropped counts")
+
     def test_the_aims(self):
-        self.assertEqual((compare.MUST_ATTENTION, compare.FAR_BEHIND, compare.SETTLE), (1.05, 1.15, 1.5))
+        self.assertEqual((compare.FAR_BEHIND, compare.SETTLE), (1.15, 1.5))
+        self.assertEqual([compare.must_attention(mask) for mask in ("causal", "full", "window 256", "dropout 0.1")], [1.05, 1.05, 1.05, 1.8])
 
 
 class Errors(Parts):
@@ -68,6 +74,15 @@ class Errors(Parts):
         self.assertEqual(len(compare.judge([peer, peer], {"out": 3.1e-3}, True)[0]), 1, "apart: twice ours, once the peer's")
         self.assertEqual(compare.judge([peer, peer], {"out": 2.9e-3}, True)[0], [])
         self.assertEqual(compare.judge([peer, {"lse": peer["lse"]}], {}, True)[1], {"lse": (1e-3, 1e-2)}, "what no peer has is not held")
+
+    def test_where_no_peer_has_a_tensor_ours_is_held_to_rounding(self):
+        own = {"out": (1e-3, 1e-2, 1e-6), "lse": (1e-6, 1e-5, 1e-5)}
+        self.assertEqual(compare.judge([own, {"lse": (1e-6, 1e-5, 1e-5)}], {}, True)[0], [])
+        self.assertEqual(compare.judge([own], {}, True), ([], {}), "no peer at all")
+        for far in (1.1e-6, NAN):
+            failed, best = compare.judge([{**own, "out": (1e-3, 1e-2, far)}, {}], {}, True)
+            self.assertRegex("; ".join(failed), f"^out: largest error 1.00e-02, {far:.2e} more than rounding explains$")
+            self.assertEqual(best, {})
 
     def test_each_fault_is_one_failure(self):
         peer = {"out": (1e-3, 1e-2, 1e-6), "dq": (2e-3, 2e-2, 1e-6)}
@@ -160,6 +175,11 @@ class Timing(Parts):
         self.assertEqual({kernel.name: statistics.median(ms) for kernel, (ms, _) in times.items()}, {"ours": 1.0, "near": 1.125, "far": 2.0})
         self.assertEqual([(len(times[kernel][0]), times[kernel][1]) for kernel in (ours, near, far)], [(3 * 250, 3), (3 * 222, 3), (25, 0)])
 
+    def test_ours_without_dropout_is_no_rival(self):
+        ours, plain, peer, far = Kernel("ours", 1.0), Kernel("plain", 0.5), Kernel("peer", 2.0), Kernel("far", 3.0)
+        times = self.watch.cell("backward", {ours: [1], plain: [1], peer: [1], far: [1]})
+        self.assertEqual({kernel.name: slices for kernel, (_, slices) in times.items()}, {"ours": 3, "plain": 3, "peer": 3, "far": 0})
+
 
 class Tables(Parts):
     def report(self):
@@ -191,11 +211,29 @@ class Tables(Parts):
         times[next(kernel for kernel in times if kernel.name == "FA2")] = [1e3 * work / 610], 0
         self.assertEqual(compare.compare_cell(CASE, "forward", times, ["cuDNN", "FA2"], checked, report)[0][-2:], ["1.033", "no"])
 
+    def test_a_cell_with_dropout(self):
+        """1.8 times the best peer; ours without dropout is none."""
+        case, report = CASE._replace(dropout=0.1), self.report()
+        for ours, must in ((182, "yes"), (178, "no")):
+            times = {Named(name): ([1e3 * compare.tflop(case, "forward") / speed], 3)
+                     for name, speed in (("ours", ours), ("plain", 200), ("cuDNN", 100))}
+            cells, _ = compare.compare_cell(case, "forward", times, ["plain", "cuDNN"], ["-", "equal", "ok"], report)
+            self.assertEqual(cells, [str(ours), "200", "100", f"{ours / 100:.3f}", must])
+        self.assertEqual([(row["mask"], row["kernel"], row["error"]) for row in report.recorded[:3]],
+                         [("dropout 0.1", name, "-") for name in ("ours", "plain", "cuDNN")])
+        only = {kernel: value for kernel, value in times.items() if kernel.name != "cuDNN"}
+        self.assertEqual(compare.compare_cell(case, "forward", only, ["plain", "cuDNN"], ["-"] * 3, report), (["178", "200", "-", "-", "-"], None))
+
     def test_the_sum(self):
         report, kernels = self.report(), [Named("ours"), Named("FA3")]
         ratios = {(64, "causal", 1024, "forward"): 1.06, (64, "full", 2048, "backward"): 1.04}
         self.assertEqual(compare.summarize(report, kernels, [], ratios), 0)
         self.assertIn("must (1.05 x the best peer): 1 of 2 cells; not: backward 64 full T=2048 1.040", report.noted)
+        self.assertFalse(any("FA3 has no dropout" in line for line in report.noted))
+        ratios = {(64, "dropout 0.1", 1024, "forward"): 1.9, (64, "dropout 0.1", 2048, "backward"): 1.7}
+        self.assertEqual(compare.summarize(report, [Named("ours"), Named("plain")], [], ratios), 0)
+        self.assertIn("must (1.8 x the best peer): 1 of 2 cells; not: backward 64 dropout 0.1 T=2048 1.700", report.noted)
+        self.assertTrue(any("FA3 has no dropout" in line for line in report.noted))
         self.assertEqual(compare.summarize(report, kernels, ["out: far"], {}), 1)
         self.assertEqual(report.noted[-1], "FAIL out: far")
 
@@ -213,6 +251,17 @@ class Tables(Parts):
         self.refused("--channels: expected a multiple of the head size 128, found 1600", 2, compare.parse_arguments,
                      ["--channels", "1600"])
 
+    def test_one_mask(self):
+        """A window, documents or dropout, and causal."""
+        for flag, value in (("--window", "256"), ("--documents", "8"), ("--dropout", "0.1")):
+            found = compare.parse_arguments([flag, value])
+            self.assertEqual((found.mask, found.window, found.documents, found.dropout), (
+                [True], *(float(value) if flag == name else 0 for name in ("--window", "--documents", "--dropout"))))
+            self.refused(f"{flag} is causal: expected --mask causal, found full", 2, compare.parse_arguments, [flag, value, "--mask", "full"])
+        self.refused("--window and --dropout: expected one of them", 2, compare.parse_arguments, ["--dropout", "0.1", "--window", "8"])
+        for p in ("0", "1", "-0.1", "nan"):
+            self.refused("--dropout", 2, compare.parse_arguments, ["--dropout=" + p])
+
     def test_cases(self):
         cases = []
 
@@ -225,10 +274,24 @@ class Tables(Parts):
         report = types.SimpleNamespace(table=lambda *_: None)
         arguments = compare.parse_arguments(["--head-size", "64,128", "--seq", "1024,131072", "--mask", "both", "--direction", "forward"])
         failed, ratios = compare.compare_tables(torch, arguments, [Named("ours")], report)
-        self.assertEqual(cases[:5], [(64, 1024, 24, 64, True, 0, 0), (1, 131072, 24, 64, True, 0, 0), (64, 1024, 24, 64, False, 0, 0),
-                                     (1, 131072, 24, 64, False, 0, 0), (64, 1024, 12, 128, True, 0, 0)])
+        self.assertEqual(cases[:5], [(64, 1024, 24, 64, True, 0, 0, 0), (1, 131072, 24, 64, True, 0, 0, 0), (64, 1024, 24, 64, False, 0, 0, 0),
+                                     (1, 131072, 24, 64, False, 0, 0, 0), (64, 1024, 12, 128, True, 0, 0, 0)])
         self.assertEqual(failed[0], "head size 64, causal, T = 131072: bad")
         self.assertEqual(len(ratios), 4)
+        cases.clear()
+        compare.compare_tables(torch, compare.parse_arguments(["--head-size", "64", "--seq", "1024", "--dropout", "0.1"]), [Named("ours")], report)
+        self.assertEqual(cases, [(64, 1024, 24, 64, True, 0, 0, 0.1)])
+
+    def test_an_operator_that_is_missing_is_said(self):
+        class Missing(Named):
+            def prepare(self, case, inputs):
+                raise AttributeError("'_OpNamespace' 'aten' object has no attribute '_some_attention'")
+
+        report = self.report()
+        ours = Kernel("ours", 1.0)
+        ours.prepare = lambda case, inputs: inputs
+        self.assertEqual(compare.prepare([ours, Missing("FA2")], CASE, [1], report), {ours: [1]})
+        self.assertEqual(report.noted, ["FA2, T = 1024: '_OpNamespace' 'aten' object has no attribute '_some_attention'"])
 
 
 class Buffer:
@@ -272,6 +335,7 @@ class Library(Parts):
         self.replace(ctypes, "CDLL", lambda path: self.functions)
         self.torch = types.SimpleNamespace(
             cuda=types.SimpleNamespace(current_stream=lambda: types.SimpleNamespace(cuda_stream=77)), uint8="uint8",
+            int64="int64", tensor=lambda values, dtype, device: Buffer(len(values), value=values),
             empty=lambda *shape, dtype=None, device: Buffer(*shape), empty_like=lambda other: Buffer(*other.shape))
         self.ours = attention_kernels.Ours(self.torch, "x.so")
         self.inputs = types.SimpleNamespace(qkv=Buffer(2, 1024, 3, 5, 64), dout=Buffer(2, 1024, 5, 64))
@@ -291,8 +355,18 @@ class Library(Parts):
         self.ours.forward(s)
         self.ours.backward(s)
         at = lambda *names: tuple(id(getattr(s, name)) for name in names)
-        self.assertEqual(self.calls, [("attention_forward", at("out", "lse", "qkv") + s.shape + (None, None)),
-                                      ("attention_backward", at("dqkv", "dout", "out", "qkv", "lse", "scratch") + s.shape + (None, None))])
+        self.assertEqual(self.calls, [("attention_forward", at("out", "lse", "qkv") + s.shape + (None, None, 0.0, None)),
+                                      ("attention_backward", at("dqkv", "dout", "out", "qkv", "lse", "scratch") + s.shape + (None, None, 0.0, None))])
+
+    def test_dropout(self):
+        case = compare.Case(2, 1024, 5, 64, True, dropout=0.1)
+        s, self.calls[:] = self.ours.prepare(case, self.inputs), []
+        self.assertEqual(s.key.value, [attention_kernels.DROPOUT_KEY])
+        self.ours.forward(s)
+        self.ours.backward(s)
+        self.assertEqual([arguments[-4:] for _, arguments in self.calls], [(None, None, 0.1, id(s.key))] * 2)
+        plain = attention_kernels.Plain(self.torch, "x.so")
+        self.assertEqual((plain.name, plain.prepare(case, self.inputs).mask), ("plain", [None, None, 0.0, None]))
 
     def test_poison_and_results(self):
         self.ours.poison(self.state)
@@ -326,24 +400,32 @@ class Operators(Parts):
             "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward",
             "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward")})
         cudnn, flash = attention_kernels.operators(types.SimpleNamespace(ops=types.SimpleNamespace(aten=aten)))
-        s = types.SimpleNamespace(q="q", k="k", v="v", dout="dout", causal="causal")
+        s = types.SimpleNamespace(q="q", k="k", v="v", dout="dout", causal="causal", dropout="p")
         for kernel in (cudnn, flash):
             kernel.forward(s)
             kernel.backward(s)
         c, f = ([f"_scaled_dot_product_{name}_attention{i}" for i in range(9)] for name in ("cudnn", "flash"))
         self.assertEqual([arguments for _, arguments in called], [
-            ("q", "k", "v", None, True, 0.0, "causal", False),
-            ("dout", "q", "k", "v", c[0], c[1], c[6], c[7], None, c[2], c[3], c[4], c[5], 0.0, "causal"),
-            ("q", "k", "v", 0.0, "causal", False),
-            ("dout", "q", "k", "v", f[0], f[1], f[2], f[3], f[4], f[5], 0.0, "causal", f[6], f[7])])
+            ("q", "k", "v", None, True, "p", "causal", False),
+            ("dout", "q", "k", "v", c[0], c[1], c[6], c[7], None, c[2], c[3], c[4], c[5], "p", "causal"),
+            ("q", "k", "v", "p", "causal", False),
+            ("dout", "q", "k", "v", f[0], f[1], f[2], f[3], f[4], f[5], "p", "causal", f[6], f[7])])
         self.assertEqual((cudnn.name, flash.name), ("cuDNN", "FA2"))
 
     def test_prepare(self):
         kernel = attention_kernels.Operator("x", None, None)
         found = kernel.prepare(CASE, types.SimpleNamespace(qkv=Buffer(1), dout=Buffer(2)))
         order = (2, 0, 3, 1, 4)
-        self.assertEqual((found.q, found.k, found.v, found.dout, found.causal),
-                         (("part", 0, order), ("part", 1, order), ("part", 2, order), ("transposed", (1, 2)), True))
+        self.assertEqual((found.q, found.k, found.v, found.dout, found.causal, found.dropout),
+                         (("part", 0, order), ("part", 1, order), ("part", 2, order), ("transposed", (1, 2)), True, 0.0))
+        found = kernel.prepare(CASE._replace(dropout=0.1), types.SimpleNamespace(qkv=Buffer(1), dout=Buffer(2)))
+        self.assertEqual(found.dropout, 0.1)
+
+    def test_who_has_dropout(self):
+        self.replace(attention_kernels, "load_flash3", lambda torch: "library")
+        torch = types.SimpleNamespace(ops=types.SimpleNamespace(aten=None))
+        for dropout, names in ((0.0, ["cuDNN", "FA2", "FA3"]), (0.1, ["cuDNN", "FA2"])):
+            self.assertEqual([peer.name for peer in attention_kernels.peers(torch, False, dropout=dropout)], names)
 
     def test_flash3(self):
         class Turned(str):

@@ -323,7 +323,7 @@ class Combined(Parts):
         self.assertEqual(combine.MUST_TRAIN, {
             "d12:64x1024": (1.20, None), "d12:4x1024": (1.50, None), "d24:32x1024": (1.20, None), "d48:16x1024": (1.15, None),
             "d12:4x16384": (1.30, 0.7), "d12:1x65536": (1.30, 0.7), "d12:1x131072": (1.30, 0.7)})
-        self.assertEqual((combine.MUST_ATTENTION, combine.LOSS_APART), (1.05, 0.25))
+        self.assertEqual((combine.MUST_ATTENTION, combine.MUST_DROPOUT, combine.LOSS_APART), (1.05, 1.8, 0.25))
         for speed, memory, apart, cell in ((1.30, 0.7, 0.25, "yes >=1.30 <=0.7"), (1.29, 0.7, 0, "no >=1.30 <=0.7"),
                                            (1.30, 0.71, 0, "no >=1.30 <=0.7"), (1.3, 0.7, 0.26, "yes >=1.30 <=0.7, losses 0.26 apart")):
             self.assertEqual(combine.train_verdict("d12:1x65536", speed, memory, apart), cell)
@@ -368,10 +368,10 @@ class Combined(Parts):
         failed = {**default, "ms": ""}
         self.assertEqual(combine.beside_ours([run(ours, failed), run(elsewhere)]), [ours, failed, elsewhere])
 
-    def attention_run(self, number, check, *rows):
+    def attention_run(self, number, check, *rows, mask="causal"):
         """A run whose cells are (T, {kernel: TFLOP/s})."""
         return combine.Run(f"{number}.csv", {"card": "a card"}, [
-            {"head_size": "64", "mask": "causal", "T": str(T), "direction": "forward", "kernel": kernel, "tflops": str(speed),
+            {"head_size": "64", "mask": mask, "T": str(T), "direction": "forward", "kernel": kernel, "tflops": str(speed),
              "error": "1.0", "bits": "equal", "check": check} for T, speeds in rows for kernel, speed in speeds.items()])
 
     def test_a_check_that_failed_in_any_run_has_failed(self):
@@ -392,6 +392,29 @@ class Combined(Parts):
                          ["105.0", "104.0", "106.0", "1.0400", "1.0600", "3", ""])
         self.assertEqual([line.count("yes") for line in self.text("a.md").splitlines() if line.startswith(("| 64", "| 128", "| 256"))],
                          [0, 1, 1])
+
+    def test_dropout(self):
+        """Its must, what it costs, and other masks in the same table."""
+        runs = [self.attention_run(i, "ok", (1024, {"ours": 200, "plain": plain, "FA2": 110, "cuDNN": 100}),
+                                   (8192, {"ours": 190, "plain": 209, "cuDNN": 110}), mask="dropout 0.1")
+                for i, plain in enumerate((230, 240, 250))]
+        runs.append(self.attention_run(3, "ok", (1024, {"ours": 106, "FA3": 100})))
+        cells, _ = combine.attention_cells(runs)
+        self.assertEqual([round(cost, 9) for cost in cells[64, "dropout 0.1", 1024, "forward"]["cost"]], [15.0, 20.0, 25.0])
+        self.assertEqual(combine.attention_verdict(cells, runs)[1:], [
+            "must (1.05 x the best peer): by the median 1 of 1 cells, in every run 1.",
+            "must (1.8 x the best peer): by the median 1 of 2 cells, in every run 1.",
+            "Not in every run: forward 64 dropout 0.1 T=8192 1.727 (1.727 to 1.727)."])
+        report = compare_train.Report(self.path("a.csv"), self.path("a.md"))
+        self.said(lambda: (combine.combine_attention(runs, report), report.close()))
+        self.assertIn("| T | ours | FA3 | cuDNN | FA2 | plain | cost, % | ratio | must |", self.text("a.md"))
+        self.assertIn("| 1024 | 200 (200 to 200) | - | 100 (100 to 100) | 110 (110 to 110) | 240 (230 to 250) | 20.0 (15.0 to 25.0) | "
+                      "1.818 (1.818 to 1.818) | yes | 3 |", self.text("a.md"))
+        self.assertIn("| 1024 | 106 | 100 | - | - | - | - | 1.060 | yes | 1 |", self.text("a.md"))
+        self.assertIn("cost: the time that dropout adds", self.text("a.md"))
+        rows = list(csv.DictReader(self.text("a.csv").splitlines()))
+        self.assertEqual([(row["mask"], row["plain"], row["cost"], row["cost_most"]) for row in rows], [
+            ("dropout 0.1", "240.0", "20.0", "25.0"), ("dropout 0.1", "209.0", "10.0", "10.0"), ("causal", "", "", "")])
 
     def test_medians_over_runs(self):
         """The ratio is taken within a run."""

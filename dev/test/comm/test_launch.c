@@ -126,9 +126,11 @@ static pid_t pid_of(int rank) {
     return atoi(text_of(name));
 }
 
+/* Asked once more it may not be so: a rank leaves its note again and again, and meanwhile it is empty. */
 static bool wait_for(bool (*is_so)(void)) {
-    for (const double until = clock_seconds() + LIMIT; !is_so() && clock_seconds() < until;) usleep(20000);
-    return is_so();
+    for (const double until = clock_seconds() + LIMIT; clock_seconds() < until; usleep(20000))
+        if (is_so()) return true;
+    return false;
 }
 
 static bool all_there(void) {

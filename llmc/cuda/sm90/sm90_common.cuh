@@ -117,10 +117,11 @@ constexpr int tile_columns(int HD) {
  * 64 columns of `box_rows` positions of one head, for each 64 columns of the head, one swizzled tile after
  * another. T ends with its own sequence, so a box that passes the end gets zeros.
  * Other head sizes: (B, n_heads, 1, T, columns), `columns` of the head from `base` on. A box is 64 columns, the last of a
- * head's boxes with zeros beyond them. In tiles of 16 columns (atom) a head is seen as those of whole tiles, 16 for 64. */
+ * head's boxes with zeros beyond them. In tiles of 16 columns (atom) a head is seen as those of whole tiles, 16 for 64. A box
+ * has every row_step-th position. */
 typedef struct MapKey {
     const void *base;
-    int B, T, n_heads, HD, box_rows, columns, atom;
+    int B, T, n_heads, HD, box_rows, columns, atom, row_step;
 } MapKey;
 
 inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
@@ -140,12 +141,12 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
 }
 
 /* A map of bf16 in boxes that are swizzled tiles of box[0] columns. dims and box (rank), the fastest first; strides
- * (rank - 1) in bytes, of all but the fastest. */
+ * (rank - 1) in bytes, of all but the fastest. A box has every row_step-th of the second dimension. */
 inline CUtensorMap encode_tiles(const void *base, int rank, const cuuint64_t *dims, const cuuint64_t *strides,
-                                const cuuint32_t *box) {
+                                const cuuint32_t *box, cuuint32_t row_step = 1) {
     const CUtensorMapSwizzle swizzle =
         box[0] == SW32_COLUMNS ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_128B;
-    const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+    const cuuint32_t steps[5] = {1, row_step, 1, 1, 1};
     CUtensorMap map;
     const CUresult result =
         tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)rank, (void *)base, dims,
@@ -162,34 +163,34 @@ inline CUtensorMap encode_map(const MapKey &key) {
     const cuuint64_t dims[5] = {whole ? atom : (cuuint64_t)key.columns, (cuuint64_t)key.T, tiles,
                                 (cuuint64_t)key.n_heads, (cuuint64_t)key.B};
     const cuuint64_t strides[4] = {position, 2 * atom, (cuuint64_t)key.HD * 2, position * key.T};
-    const cuuint32_t box[5] = {atom, (cuuint32_t)key.box_rows, tiles, 1, 1};
-    return encode_tiles(key.base, 5, dims, strides, box);
+    const cuuint32_t box[5] = {atom, (cuuint32_t)(key.box_rows * key.row_step), tiles, 1, 1};
+    return encode_tiles(key.base, 5, dims, strides, box, (cuuint32_t)key.row_step);
 }
 
 /* Encoding is host work at every launch, so the last map of each slot is kept. A map is a function of its key
  * alone: it stays right when memory is freed and given out again. */
 inline const CUtensorMap &part_map(const void *base, int B, int T, int n_heads, int HD, int box_rows,
-                                   int columns, int atom = SW128_COLUMNS) {
+                                   int columns, int atom = SW128_COLUMNS, int row_step = 1) {
     enum { SLOTS = 1024 };
     static struct {
         MapKey key;
         CUtensorMap map;
     } slots[SLOTS];
-    const MapKey key = {base, B, T, n_heads, HD, box_rows, columns, atom};
+    const MapKey key = {base, B, T, n_heads, HD, box_rows, columns, atom, row_step};
     const uint64_t mixed = ((uint64_t)base >> 8) * 31 + (uint64_t)T * 7 + B * 131 + n_heads * 17 + HD +
-                           box_rows * 3 + columns * 5 + atom * 11;
+                           box_rows * 3 + columns * 5 + atom * 11 + row_step * 13;
     auto &slot = slots[mixed * 0x9e3779b97f4a7c15ull >> 54];
     const MapKey &old = slot.key;
     if (old.base != base || old.B != B || old.T != T || old.n_heads != n_heads || old.HD != HD ||
-        old.box_rows != box_rows || old.columns != columns || old.atom != atom) {
+        old.box_rows != box_rows || old.columns != columns || old.atom != atom || old.row_step != row_step) {
         slot.map = encode_map(key);
         slot.key = key;
     }
     return slot.map;
 }
 inline const CUtensorMap &tensor_map(const void *base, int B, int T, int n_heads, int HD, int box_rows,
-                                     int atom = SW128_COLUMNS) {
-    return part_map(base, B, T, n_heads, HD, box_rows, HD, atom);
+                                     int atom = SW128_COLUMNS, int row_step = 1) {
+    return part_map(base, B, T, n_heads, HD, box_rows, HD, atom, row_step);
 }
 
 /* ---- shared memory ---- */
@@ -289,6 +290,10 @@ static void launch_persistent(const char *name, void (*kernel)(Args), const Args
 __device__ __forceinline__ int thread_row() {
     return threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
 }
+/* The same where rows i and i + 8 of 16 are neighbours, 2 i and 2 i + 1. */
+__device__ __forceinline__ int thread_pair_row() {
+    return threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4 * 2;
+}
 __device__ __forceinline__ int thread_column() {
     return threadIdx.x % 4 * 2;
 }
@@ -349,12 +354,13 @@ __device__ __forceinline__ void store_rows(bf16 *to, int64_t stride, int rows, c
 }
 
 /* The same of a warp's 16 rows, by TMA. map: boxes of 16 rows; position: of the first of them; what lies
- * beyond the sequence or the head is not written. buffer: the warp's own, a multiple of 1024, of 256 in tiles of 16 columns; TMA
- * reads it until bulk_wait_read in lane 0. */
-template <int ATOM_COLUMNS = SW128_COLUMNS, int N>
+ * beyond the sequence or the head is not written. PAIRS: the thread's rows are those of thread_pair_row(). buffer: the warp's own,
+ * a multiple of 1024, of 256 in tiles of 16 columns; TMA reads it until bulk_wait_read in lane 0. */
+template <int ATOM_COLUMNS = SW128_COLUMNS, bool PAIRS = false, int N>
 __device__ __forceinline__ void tma_store_rows(const CUtensorMap *map, uint32_t buffer, const float (&c)[N],
                                                const float (&factor)[2], int position, int head, int batch) {
-    const int lane = threadIdx.x % 32, row = lane % 16, half = lane / 16;
+    const int lane = threadIdx.x % 32, half = lane / 16;
+    const int row = PAIRS ? lane % 8 * 2 + lane / 8 % 2 : lane % 16;
 #pragma unroll
     for (int block = 0; block < N / 4; block += 2) {
         constexpr int CHUNKS = ATOM_COLUMNS / 8;

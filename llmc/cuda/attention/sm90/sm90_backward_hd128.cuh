@@ -66,9 +66,7 @@ __device__ __forceinline__ void tile_blocks(Hd128Shared<C> &shared, Hd128Place<C
     const int blocks = C::RANGES ? place.own_end : args.dq_sums.blocks;
     KeyRows<C> r;
     write_bias(r, row0, args.base.T);
-    if constexpr (C::DROPS)
-        place.mask.begin(args.dropout, place.work.batch * args.base.NH + place.work.head, row0,
-                         cluster_first * WG_ROWS);
+    if constexpr (C::DROPS) place.mask.begin_tile(shared.masks[0], row0, cluster_first * WG_ROWS);
     if (!C::PAIRED && first > cluster_first) /* by one block */
         skip_block(r, shared, place, cluster_first, cluster_first, args);
 #pragma unroll 1
@@ -106,6 +104,7 @@ __device__ __forceinline__ void tile_unseen(Hd128Shared<C> &shared, Hd128Place<C
 template <class C>
 __device__ __forceinline__ void start_place(Hd128Place<C> &place, Hd128Shared<C> &shared, int warpgroup) {
     place.warpgroup = warpgroup;
+    if constexpr (C::DROPS) place.mask.begin_thread();
     place.k = uniform_descriptor(shared_address(shared.k[warpgroup]));
     place.v = uniform_descriptor(shared_address(shared.v[warpgroup]));
     place.k_half = uniform_descriptor(shared_address(shared.k) + warpgroup * (WG_ROWS * 128));
@@ -156,21 +155,26 @@ __device__ unsigned hd128_tickets;
 /* A tile of K or V. head: its columns in qkv. SECOND: where its second chunk begins in the head. */
 template <class C, int SECOND>
 __device__ __forceinline__ void load_tile(const uint8_t (&to)[C::WARPGROUPS][C::TILE_BYTES], int tile,
-                                          int head, int batch, uint32_t full, const BackwardArgs &args) {
-    for (int i = 0; i < C::WARPGROUPS; i++)
-        load_own_rows<C, SECOND>(to[i], args.rows, tile * C::TILE_ROWS + i * WG_ROWS, head, batch, full,
-                                 WG_ROWS);
+                                          int head, int batch, uint32_t full, const KernelArgs &args) {
+    for (int i = 0; i < C::WARPGROUPS; i++) {
+        const int row = tile * C::TILE_ROWS + i * WG_ROWS;
+        if constexpr (C::KEY_PAIRS)
+            load_key_pairs<C, SECOND>(to[i], args.keys, row, head, batch, full);
+        else
+            load_own_rows<C, SECOND>(to[i], args.base.rows, row, head, batch, full, WG_ROWS);
+    }
 }
 
 /* A block's own V and K, which tile it is, and K of the pair's other. */
 template <class C>
 __device__ __forceinline__ void load_keys(Hd128Shared<C> &shared, Ring<1> at, const Work &work,
-                                          const BackwardArgs &args) {
-    const int bytes = C::WARPGROUPS * C::TILE_BYTES, k_head = args.NH + work.head;
+                                          const KernelArgs &args) {
+    const int bytes = C::WARPGROUPS * C::TILE_BYTES, k_head = args.base.NH + work.head;
     const uint32_t v_full = shared.v_ring.acquire(at, bytes);
-    load_tile<C, 64>(shared.v, work.tile, args.NH + k_head, work.batch, v_full, args);
+    load_tile<C, 64>(shared.v, work.tile, args.base.NH + k_head, work.batch, v_full, args);
     shared.own_ring.wait_free(at);
     shared.work[0] = work;
+    if constexpr (C::DROPS) shared.masks[0] = head_mask(args.dropout, work.batch * args.base.NH + work.head);
     const uint32_t k_full = shared.own_ring.expect(at, bytes);
     load_tile<C, C::FIRST_COLUMNS>(shared.k, work.tile, k_head, work.batch, k_full, args);
     if constexpr (C::PAIRED) {
@@ -259,7 +263,7 @@ template <class C> struct Hd128Kernel : C {
         if (warp == 0 && (!C::PAIRED || cluster_rank() == 0)) produce_tiles<C>(shared, args, &hd128_tickets);
         if (C::PAIRED && warp == 3) {
             Ring<1> received;
-            produce_keys<C>(shared, args.base,
+            produce_keys<C>(shared, args,
                             [&](const Work &work) { receive_ds(shared, received, work, args); });
         }
         if (warp >= 1 && warp <= C::WARPGROUPS)

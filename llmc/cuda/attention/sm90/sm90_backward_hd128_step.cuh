@@ -20,7 +20,7 @@ template <bool IS_CAUSAL, int BLOCKS, int HEAD> struct Hd128Config : Sm90Roles {
     static constexpr bool RANGES = false;                   /* a mask: tiles end before the sequence does */
     static constexpr bool TURNS = false;                    /* turned */
     static constexpr bool SPARSE = false;                   /* a mask: a list of blocks of queries */
-    static constexpr bool DROPS = false;                    /* WithDropout */
+    static constexpr bool DROPS = false, KEY_PAIRS = false; /* WithDropout */
     static constexpr bool KEEPS_MASKS = false;              /* of dropout: registers lack */
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, CLUSTER_ROWS = CLUSTER * TILE_ROWS;
     static constexpr int THREADS = sm90_threads(SHAPE), TILE_BYTES = WG_ROWS * COLUMNS * 2;
@@ -58,6 +58,7 @@ template <class C> struct alignas(1024) Hd128Shared {
     uint64_t other_ds_bytes;            /* completes when ds[1] is written */
     uint64_t sent_empty;                /* completes when the other block's ds[1] may be written */
     Work work[1];                       /* with K */
+    DropoutMatrix masks[C::DROPS ? 1 : 0];
     NextWork next;
 };
 
@@ -78,9 +79,9 @@ template <class C> struct Hd128Place {
     int own_end, end; /* blocks of queries before this one see keys of the warpgroup, of the tile */
     int last_from;    /* from this block on the tile adds last */
     QueryEnds ends;
-    FragmentMask<true> mask; /* only where C::DROPS: of the block in work */
-    SparseVisit before;      /* only where SPARSE: of the block before, whose dQ is next */
-    bool diagonal;           /* only where SPARSE: the block in work lies there */
+    KeyMask<C> mask;    /* only where C::DROPS: of the block in work */
+    SparseVisit before; /* only where SPARSE: of the block before, whose dQ is next */
+    bool diagonal;      /* only where SPARSE: the block in work lies there */
 
     __device__ __forceinline__ void advance() {
         q.advance();

@@ -54,12 +54,12 @@ template <bool IS_CAUSAL, bool TMA, bool PAIRED, int HEAD = 64> struct Hd64Confi
     static constexpr bool CAUSAL = IS_CAUSAL, DQ_BY_TMA = TMA || HEAD != 64;
     /* Of halves, see half_of: 3 % at T = 1k in training steps; long tiles gain nothing, and at T = 16k lose 2 %. */
     static constexpr bool EXCHANGE = TMA && !PAIRED;
-    static constexpr bool K_IN_REGISTERS = HEAD == 64; /* of 64: 208 hold no more; of 80: none */
-    static constexpr bool RANGES = false;              /* a mask: tiles end before the sequence does */
-    static constexpr bool TURNS = false;               /* turned */
-    static constexpr bool SPARSE = false;              /* a mask: a list of blocks of queries */
-    static constexpr bool DROPS = false;               /* WithDropout */
-    static constexpr bool KEEPS_MASKS = true;          /* of dropout */
+    static constexpr bool K_IN_REGISTERS = HEAD == 64;      /* of 64: 208 hold no more; of 80: none */
+    static constexpr bool RANGES = false;                   /* a mask: tiles end before the sequence does */
+    static constexpr bool TURNS = false;                    /* turned */
+    static constexpr bool SPARSE = false;                   /* a mask: a list of blocks of queries */
+    static constexpr bool DROPS = false, KEY_PAIRS = false; /* WithDropout */
+    static constexpr bool KEEPS_MASKS = true;               /* of dropout */
     static constexpr int CLUSTER = PAIRED ? 2 : 1, ADDED_TILES = 1;
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, THREADS = (WARPGROUPS + 2) * WARPGROUP;
     static constexpr int TILE_BYTES = WG_ROWS * HD * 2, LSE_D_BYTES = WG_ROWS * sizeof(LseDRow);
@@ -88,6 +88,7 @@ template <class C> struct alignas(1024) Hd64Shared {
     RingBarriers<C::OWN> own_ring;
     RingBarriers<2> ds_ring;
     Work work[C::OWN];
+    DropoutMatrix masks[C::DROPS ? C::OWN : 0];
     NextWork next;
     uint64_t pair_barriers[PAIR_BARRIERS];
 };
@@ -98,17 +99,26 @@ __device__ unsigned hd64_tickets;
 
 template <class C>
 __device__ __forceinline__ void load_keys(Hd64Shared<C> &shared, Ring<C::OWN> at, const Work &work,
-                                          const BackwardArgs &args) {
+                                          const KernelArgs &args) {
     const int row0 = work.tile * C::TILE_ROWS;
     shared.own_ring.wait_free(at);
     shared.work[at.stage] = work;
+    if constexpr (C::DROPS)
+        shared.masks[at.stage] = head_mask(args.dropout, work.batch * args.base.NH + work.head);
     const uint32_t full = shared.own_ring.expect(at, 2 * C::WARPGROUPS * C::TILE_BYTES);
     auto &own = shared.own[at.stage];
     for (int i = 0; i < C::WARPGROUPS; i++) {
-        tma_load_5d(shared_address(own.k[i]), &args.rows, 0, row0 + i * WG_ROWS, 0, args.NH + work.head,
-                    work.batch, full);
-        tma_load_5d(shared_address(own.v[i]), &args.rows, 0, row0 + i * WG_ROWS, 0, 2 * args.NH + work.head,
-                    work.batch, full);
+        if constexpr (C::KEY_PAIRS) {
+            load_key_pairs<C>(own.k[i], args.keys, row0 + i * WG_ROWS, args.base.NH + work.head, work.batch,
+                              full);
+            load_key_pairs<C>(own.v[i], args.keys, row0 + i * WG_ROWS, 2 * args.base.NH + work.head,
+                              work.batch, full);
+        } else {
+            tma_load_5d(shared_address(own.k[i]), &args.base.rows, 0, row0 + i * WG_ROWS, 0,
+                        args.base.NH + work.head, work.batch, full);
+            tma_load_5d(shared_address(own.v[i]), &args.base.rows, 0, row0 + i * WG_ROWS, 0,
+                        2 * args.base.NH + work.head, work.batch, full);
+        }
     }
 }
 
@@ -266,6 +276,7 @@ __device__ __forceinline__ void hd64_keys(Hd64Shared<C> &shared, const KernelArg
     KeyRows<C> r;
     place.warpgroup = warpgroup;
     place.ds_blocks = 0;
+    if constexpr (C::DROPS) place.mask.begin_thread();
     if (warpgroup == 1) pingpong_pass(place); /* the other is the first */
     TileBefore before = {{-1}, false};
     for (;; own_at.advance()) {
@@ -288,8 +299,7 @@ __device__ __forceinline__ void hd64_keys(Hd64Shared<C> &shared, const KernelArg
         place.ds = ds_row(shared, half);
         if constexpr (C::K_IN_REGISTERS) load_fragments(r.k, place.k);
         write_bias(r, row0, T);
-        if constexpr (C::DROPS)
-            place.mask.begin(args.dropout, work.batch * args.base.NH + work.head, row0, first * WG_ROWS);
+        if constexpr (C::DROPS) place.mask.begin_tile(shared.masks[stage], row0, first * WG_ROWS);
         open_tile(r, shared, place, at, stage, before, args);
         if (C::CAUSAL || row0 + WG_ROWS <= T)
             walk_queries<C, false>(r, shared, place, first + 1, stage, before, args);
@@ -429,7 +439,7 @@ template <class C> struct Hd64Kernel : C {
     static __device__ __forceinline__ void produce(Shared &shared, const Args &args, int warp) {
         if (warp == 0 && (C::CLUSTER == 1 || cluster_rank() == 0))
             produce_tiles<C>(shared, args, &hd64_tickets);
-        if (C::CLUSTER > 1 && warp == 3) produce_keys<C>(shared, args.base, [](const Work &) {});
+        if (C::CLUSTER > 1 && warp == 3) produce_keys<C>(shared, args, [](const Work &) {});
         if (warp >= 1 && warp <= DQ_BUFFERS)
             reduce_dq<C>(shared, shared.dq_buffers, warp - 1, 0, args, semaphore_of<C>(shared.pair_barriers));
     }

@@ -106,6 +106,21 @@ __device__ __forceinline__ int sparse_tile_of(const KernelArgs &args, int tile) 
     return rank < first ? rank : tile + first;
 }
 
+/* Where KEY_PAIRS, the producer: 64 keys of K or V, of 16 the 8 even ones and then the odd ones. map: KernelArgs.keys; head: of
+ * those of qkv. SECOND: where a second box of columns begins in the head. */
+template <class C, int SECOND = 64>
+__device__ __forceinline__ void load_key_pairs(const uint8_t *to, const CUtensorMap &map, int position,
+                                               int head, int batch, uint32_t full) {
+    constexpr int CHUNKS = key_chunks(C::HD), BOXES = tile_columns(C::HD) / 64;
+#pragma unroll 1 /* a producer has few registers */
+    for (int i = 0; i < WG_ROWS / 8; i++)
+#pragma unroll
+        for (int box = 0; box < BOXES; box++)
+            tma_load_5d(shared_address(to) + (box * WG_ROWS + 8 * i) * 128, &map,
+                        CHUNKS == 1 ? box * SECOND : 0, position + i / 2 * 16 + i % 2, 0,
+                        CHUNKS == 1 ? head : head * CHUNKS + box, batch, full);
+}
+
 /* One thread of a cluster. A tile is drawn when it is about to start, not earlier: see sm90_dq_semaphore.cuh. Who finds no
  * more tiles before the last wave has drawn his tile of it. */
 template <class C, class Shared>
@@ -120,7 +135,7 @@ __device__ __forceinline__ void produce_tiles(Shared &shared, const KernelArgs &
         if (C::CLUSTER > 1)
             publish_work<C>(shared.next, next_at, work);
         else
-            load_keys(shared, own_at, work, args.base);
+            load_keys(shared, own_at, work, args);
         load_queries(shared, at, work, work.tile * C::CLUSTER * C::TILE_ROWS, args);
         index = !C::TURNS || index < begin ? draw_work<C>(tickets, begin) : total;
     }
@@ -132,7 +147,7 @@ __device__ __forceinline__ void produce_tiles(Shared &shared, const KernelArgs &
 
 /* In clusters: one thread of each block, for its own keys; then what else there is to do for the tile. */
 template <class C, class Shared, class Then>
-__device__ __forceinline__ void produce_keys(Shared &shared, const BackwardArgs &args, Then then) {
+__device__ __forceinline__ void produce_keys(Shared &shared, const KernelArgs &args, Then then) {
     Ring<1> next_at;
     Ring<C::OWN> own_at;
     for (;; own_at.advance(), next_at.advance()) {

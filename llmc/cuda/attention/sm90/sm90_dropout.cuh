@@ -1,8 +1,8 @@
 /* Dropout of P and dS where wgmma has left them: a kernel's config with it is WithDropout<its config without>.
  *
  * llmc/model/dropout.h defines the mask. A set is the 16 columns that become one A operand. Forward has queries as rows and
- * keys as columns: each pair of bf16 has a word, and is dropped by one comparison with it. Backward has keys as rows
- * (TRANSPOSED): a pair takes a half each of the words of two queries.
+ * keys as columns: each pair of bf16 has a word, and is dropped by one comparison with it. Backward has keys as rows: a
+ * pair takes a half each of the words of two queries.
  *
  * This serves thresholds up to 128; others are served by the kernels of older cards.
  *
@@ -13,7 +13,11 @@
 #include "llmc/cuda/attention/paths.cuh"
 #include "sm90_attention.cuh"
 
-template <class Plain> struct WithDropout : Plain { static constexpr bool DROPS = true; };
+/* KEY_PAIRS: keys of backward lie in such an order that a thread's two are neighbours, which have their words in common: one of 7
+ * instructions a pair less. TMA brings 8 rows at a time then, so tiles of 16 columns would take 40 loads for one. */
+template <class Plain> struct WithDropout : Plain {
+    static constexpr bool DROPS = true, KEY_PAIRS = Plain::ATOM_COLUMNS == SW128_COLUMNS;
+};
 
 typedef struct DropoutArgs {
     const uint64_t *key;
@@ -34,26 +38,40 @@ static inline DropoutArgs dropout_args(const AttentionMask *mask) {
     return args;
 }
 
-/* Where a thread is in the mask. Its rows stay, its columns go from block to block of 64. */
-template <bool TRANSPOSED> struct FragmentMask {
-    uint32_t counter, twist; /* of the thread's elements of the block */
-    uint32_t factors[2];     /* of its row, and that 8 further on */
-    uint32_t halves; /* only where TRANSPOSED: __byte_perm's selector of its rows' halves of two words */
+/* The mask of a head of B*NH: a producer's to compute, as it takes a hundred instructions. */
+__device__ __forceinline__ DropoutMatrix head_mask(const DropoutArgs &args, int head) {
+    return dropout_matrix(dropout_site(__ldg(args.key), args.site), head);
+}
 
-    /* The warpgroup's 64 rows from row0 on, the block's columns from column0 on; head: of B*NH. */
-    __device__ __forceinline__ void begin(const DropoutArgs &args, int head, int row0, int column0) {
-        const DropoutMatrix matrix = dropout_matrix(dropout_site(__ldg(args.key), args.site), head);
-        const int row = row0 + thread_row(), column = column0 + thread_column();
-        twist = matrix.twist;
-        counter = matrix.start + (TRANSPOSED ? dropout_counter(column, row) : dropout_counter(row, column));
+/* What a thread's two rows of a fragment are: queries; keys that are 8 apart; neighbouring keys. */
+enum MaskRows { MASK_QUERY_ROWS, MASK_KEY_ROWS, MASK_KEY_PAIRS };
+
+/* Where a thread is in the mask. Its rows stay, its columns go from block to block of 64. */
+template <MaskRows ROWS> struct FragmentMask {
+    static constexpr bool QUERIES = ROWS == MASK_QUERY_ROWS, PAIRS = ROWS == MASK_KEY_PAIRS;
+    uint32_t counter, twist; /* of the thread's elements of the block */
+    uint32_t factors[2];     /* of its two rows */
+    uint32_t halves; /* only of MASK_KEY_ROWS: __byte_perm's selector of its rows' halves of two words */
+
+    static __device__ __forceinline__ int first_row() { return PAIRS ? thread_pair_row() : thread_row(); }
+    /* What is the same for all tiles, as a warpgroup's rows begin at multiples of 64. */
+    __device__ __forceinline__ void begin_thread() {
+        const int row = first_row();
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            factors[i] = TRANSPOSED ? dropout_column_factor(row + 8 * i) : dropout_row_factor(row + 8 * i);
+            factors[i] =
+                QUERIES ? dropout_row_factor(row + 8 * i) : dropout_column_factor(PAIRS ? row : row + 8 * i);
         halves = row % 2 ? 0x7632 : 0x5410;
+    }
+    /* The warpgroup's 64 rows from row0 on, the block's columns from column0 on. */
+    __device__ __forceinline__ void begin_tile(const DropoutMatrix &matrix, int row0, int column0) {
+        const int row = row0 + first_row(), column = column0 + thread_column();
+        twist = matrix.twist;
+        counter = matrix.start + (QUERIES ? dropout_counter(row, column) : dropout_counter(column, row));
     }
     /* The next 64 columns, or (-1) those before. */
     __device__ __forceinline__ void move(int blocks) {
-        counter += (uint32_t)blocks * (TRANSPOSED ? dropout_counter(64, 0) : dropout_counter(0, 64));
+        counter += (uint32_t)blocks * (QUERIES ? dropout_counter(0, 64) : dropout_counter(64, 0));
     }
 };
 
@@ -62,9 +80,9 @@ typedef struct MaskLine {
     uint32_t slope, offset;
 } MaskLine;
 
-/* Of both rows. */
-template <bool TRANSPOSED>
-__device__ __forceinline__ void draw_lines(MaskLine (&lines)[2], const FragmentMask<TRANSPOSED> &mask) {
+/* Of both rows; of a pair of keys the first is enough. */
+template <MaskRows ROWS>
+__device__ __forceinline__ void draw_lines(MaskLine (&lines)[2], const FragmentMask<ROWS> &mask) {
     const uint2 first = multiply_wide(mask.counter, DROPOUT_ROUND_1);
     const uint32_t t2 = first.y, t = first.x ^ t2 ^ mask.twist;
     const uint2 second = multiply_wide(t, DROPOUT_ROUND_2);
@@ -72,28 +90,29 @@ __device__ __forceinline__ void draw_lines(MaskLine (&lines)[2], const FragmentM
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const uint32_t factor = mask.factors[i];
-        lines[i] = TRANSPOSED ? MaskLine{s * factor + s2, t * factor + t2}
-                              : MaskLine{s * factor + t, s2 * factor + t2};
+        lines[i] = mask.QUERIES ? MaskLine{s * factor + t, s2 * factor + t2}
+                                : MaskLine{s * factor + s2, t * factor + t2};
     }
 }
 
 /* Ones where register i of a set's A operand, a pair of columns, keeps its element. */
-template <bool TRANSPOSED>
+template <MaskRows ROWS>
 __device__ __forceinline__ uint32_t kept_pair(const MaskLine (&lines)[2], int set, int i,
-                                              const FragmentMask<TRANSPOSED> &mask, uint32_t limit) {
-    const MaskLine line = lines[i % 2];
+                                              const FragmentMask<ROWS> &mask, uint32_t limit) {
+    const MaskLine line = lines[mask.PAIRS ? 0 : i % 2];
     const int column = 16 * set + i / 2 * 8;
-    if (!TRANSPOSED) return less_bf16x2(line.slope * dropout_column_factor(column) + line.offset, limit);
+    if (mask.QUERIES) return less_bf16x2(line.slope * dropout_column_factor(column) + line.offset, limit);
     const uint32_t even = line.slope * dropout_row_factor(column) + line.offset,
                    odd = line.slope * dropout_row_factor(column + 1) + line.offset;
-    return less_bf16x2(__byte_perm(even, odd, mask.halves), limit);
+    const uint32_t halves = !mask.PAIRS ? mask.halves : i % 2 ? 0x7632 : 0x5410;
+    return less_bf16x2(__byte_perm(even, odd, halves), limit);
 }
 
 /* Lines of a block, and what kept_pair makes of its first N sets. It is a branch, always taken, for the compiler: in straight
  * code it moves all this behind the next wait for products, to what comes then, and nothing is done meanwhile. */
-template <int N, bool TRANSPOSED, int SETS>
+template <int N, MaskRows ROWS, int SETS>
 __device__ __forceinline__ void draw_masks(MaskLine (&lines)[2], uint32_t (&masks)[SETS][4],
-                                           const FragmentMask<TRANSPOSED> &mask, const DropoutArgs &args) {
+                                           const FragmentMask<ROWS> &mask, const DropoutArgs &args) {
     if (args.key) {
         draw_lines(lines, mask);
 #pragma unroll
@@ -107,8 +126,8 @@ __device__ __forceinline__ void draw_masks(MaskLine (&lines)[2], uint32_t (&mask
 }
 
 /* Packed P of a block. */
-template <bool TRANSPOSED, int SETS>
-__device__ __forceinline__ void drop_sets(uint32_t (&p)[SETS][4], const FragmentMask<TRANSPOSED> &mask,
+template <MaskRows ROWS, int SETS>
+__device__ __forceinline__ void drop_sets(uint32_t (&p)[SETS][4], const FragmentMask<ROWS> &mask,
                                           uint32_t limit) {
     MaskLine lines[2];
     draw_lines(lines, mask);

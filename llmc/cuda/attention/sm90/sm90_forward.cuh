@@ -29,9 +29,9 @@ template <class C> struct ForwardPlace {
     Ring<C::STAGES> v_at;        /* the block whose P is in r.p */
     Ring<C::Q_BUFFERS> q_before; /* the tile before, which waits for its last P V and its output */
     int rows_before;
-    uint32_t k, v;            /* low halves of the first stage's descriptors */
-    FragmentMask<false> mask; /* only where C::DROPS: of the block at `at` */
-    int left;                 /* only where C::SPARSE: blocks of the tile from `at` on */
+    uint32_t k, v;                      /* low halves of the first stage's descriptors */
+    FragmentMask<MASK_QUERY_ROWS> mask; /* only where C::DROPS: of the block at `at` */
+    int left;                           /* only where C::SPARSE: blocks of the tile from `at` on */
 };
 
 /* A tile, as a warpgroup sees it. */
@@ -474,11 +474,8 @@ __device__ __forceinline__ uint64_t begin_tile(ForwardRows<C> &r, ForwardShared<
                                                const ForwardArgs &args) {
     shared.q_ring.wait(place.q_at);
     const uint64_t q = descriptor_k_major(shared_address(shared.q[place.q_at.stage][tile.rows]));
-    if constexpr (C::DROPS) {
-        const Work work = read_work(shared.work[place.q_at.stage]);
-        place.mask.begin(args.dropout, work.batch * args.NH + work.head, tile.row0,
-                         (tile.seen - 1) * C::KEYS);
-    }
+    if constexpr (C::DROPS)
+        place.mask.begin_tile(shared.masks[place.q_at.stage], tile.row0, (tile.seen - 1) * C::KEYS);
     if (C::SPARSE)
         place.left = tile.blocks;
     else
@@ -538,6 +535,7 @@ __device__ __forceinline__ void forward_consumer(ForwardShared<C> &shared, const
     place.v =
         uniform_descriptor(shared_address(shared.v)) + (C::KEYS * 128 >> 4 << 16); /* to the next columns */
     ForwardRows<C> r;
+    if constexpr (C::DROPS) place.mask.begin_thread();
     if (warpgroup == C::WARPGROUPS - 1) pingpong_pass<C>(warpgroup); /* warpgroup 0 is first */
     shared.q_ring.wait(place.q_at);
     ForwardTile tile = tile_of<C>(read_work(shared.work[0]), warpgroup, args);

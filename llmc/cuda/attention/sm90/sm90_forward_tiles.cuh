@@ -73,11 +73,12 @@ template <class C> struct alignas(1024) ForwardShared {
     uint8_t q[C::Q_BUFFERS][C::WARPGROUPS][C::Q_BYTES];
     uint8_t k[C::STAGES][C::KV_BYTES], v[C::STAGES][C::KV_BYTES];
     RingBarriers<C::Q_BUFFERS> q_ring;
-    RingBarriers<C::STAGES> k_ring, v_ring; /* v_ring: unless K and V have one */
-    Work work[C::Q_BUFFERS];                /* of the tile whose Q is in the buffer */
-    Work next[C::Q_BUFFERS];                /* of the tile after it */
-    int listed;                             /* the tile that was last put on the redo list */
-    int seers[C::SPARSE ? C::STAGES : 0];   /* bit w: warpgroup w's rows see the block */
+    RingBarriers<C::STAGES> k_ring, v_ring;           /* v_ring: unless K and V have one */
+    Work work[C::Q_BUFFERS];                          /* of the tile whose Q is in the buffer */
+    Work next[C::Q_BUFFERS];                          /* of the tile after it */
+    int listed;                                       /* the tile that was last put on the redo list */
+    DropoutMatrix masks[C::DROPS ? C::Q_BUFFERS : 0]; /* of that tile's head */
+    int seers[C::SPARSE ? C::STAGES : 0];             /* bit w: warpgroup w's rows see the block */
 };
 
 /* Tiles to be done again with the running maximum. If there are more than fit, all are done again. */
@@ -148,6 +149,8 @@ template <class C>
 __device__ __forceinline__ void load_queries(ForwardShared<C> &shared, const ForwardArgs &args,
                                              const Work &work, RowBlocks row_blocks, Ring<C::Q_BUFFERS> at) {
     shared.q_ring.wait_free(at);
+    if constexpr (C::DROPS)
+        shared.masks[at.stage] = head_mask(args.dropout, work.batch * args.NH + work.head);
     const uint32_t work_bytes = give_work<C>(shared.work[at.stage], work, shared.q_ring, at);
     const uint32_t bytes = (row_blocks.count + C::CLUSTER - 1) / C::CLUSTER * C::Q_BYTES;
     const uint32_t fewer = row_blocks.count % C::CLUSTER * C::Q_BYTES; /* of the second tile */

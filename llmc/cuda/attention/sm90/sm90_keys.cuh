@@ -91,6 +91,14 @@ __device__ __forceinline__ void load_visits(QueryStages<C> &queries, Ring<C::STA
         load_queries_block(queries, at, work, sparse.visits[v].block, lse_d, args);
 }
 
+template <class C> using KeyMask = FragmentMask<C::KEY_PAIRS ? MASK_KEY_PAIRS : MASK_KEY_ROWS>;
+
+/* A thread's two keys of the warpgroup's 64: the first, and how far the second is from it. */
+template <class C> __device__ __forceinline__ int thread_key() {
+    return C::KEY_PAIRS ? thread_pair_row() : thread_row();
+}
+template <class C> constexpr int KEYS_APART = C::KEY_PAIRS ? 1 : 8;
+
 /* A thread's part of the warpgroup's keys; accumulators have keys as rows. */
 template <class C> struct KeyRows {
     float dk[C::HD / 2], dv[C::HD / 2];
@@ -111,8 +119,8 @@ template <class C> struct KeyPlace {
     int ds_blocks;      /* blocks for which it has gone there, or there was none */
     int warpgroup;
     QueryEnds ends;
-    bool diagonal;           /* only where SPARSE: the block whose scores are next lies there */
-    FragmentMask<true> mask; /* only where C::DROPS: of the block whose P and dS are next */
+    bool diagonal;   /* only where SPARSE: the block whose scores are next lies there */
+    KeyMask<C> mask; /* only where C::DROPS: of the block whose P and dS are next */
 };
 
 /* Two warpgroups multiply one after the other: each issues its products when those of the other are done, all but
@@ -211,13 +219,12 @@ template <class C> __device__ __forceinline__ void gradients_done(KeyRows<C> &r)
 enum { EARLY_SETS = 2 };
 
 template <class C>
-__device__ __forceinline__ void draw_block(KeyRows<C> &r, const FragmentMask<true> &mask,
-                                           const DropoutArgs &args) {
+__device__ __forceinline__ void draw_block(KeyRows<C> &r, const KeyMask<C> &mask, const DropoutArgs &args) {
     if constexpr (C::DROPS && C::KEEPS_MASKS) draw_masks<EARLY_SETS>(r.lines, r.masks, mask, args);
 }
 template <class C>
-__device__ __forceinline__ void draw_late(KeyRows<C> &r, const FragmentMask<true> &mask,
-                                          const DropoutArgs &args, int set) {
+__device__ __forceinline__ void draw_late(KeyRows<C> &r, const KeyMask<C> &mask, const DropoutArgs &args,
+                                          int set) {
     if constexpr (C::DROPS && C::KEEPS_MASKS)
         if (set >= EARLY_SETS)
 #pragma unroll
@@ -226,8 +233,8 @@ __device__ __forceinline__ void draw_late(KeyRows<C> &r, const FragmentMask<true
 
 /* RAGGED: some of the keys may be beyond the sequence. */
 template <class C, bool RAGGED = true>
-__device__ __forceinline__ void key_probabilities(KeyRows<C> &r, float scale_log2,
-                                                  const FragmentMask<true> &mask, const DropoutArgs &args) {
+__device__ __forceinline__ void key_probabilities(KeyRows<C> &r, float scale_log2, const KeyMask<C> &mask,
+                                                  const DropoutArgs &args) {
 #pragma unroll
     for (int i = 0; i < WG_ROWS / 2; i++) {
         r.s[i] =
@@ -244,7 +251,7 @@ __device__ __forceinline__ uint32_t pair_d(const uint8_t *lse_d, int i) {
 }
 /* P, once it is packed. Where masks are kept, dS is -D P until key_scores. */
 template <class C>
-__device__ __forceinline__ void drop_p(KeyRows<C> &r, const FragmentMask<true> &mask, const DropoutArgs &args,
+__device__ __forceinline__ void drop_p(KeyRows<C> &r, const KeyMask<C> &mask, const DropoutArgs &args,
                                        const uint8_t *lse_d) {
     if constexpr (C::DROPS && C::KEEPS_MASKS) {
 #pragma unroll
@@ -279,10 +286,10 @@ template <class C> __device__ __forceinline__ void key_scores(KeyRows<C> &r, con
 
 /* Queries before a key, in the block that starts where the warpgroup's keys start. */
 template <class C> __device__ __forceinline__ void mask_queries(KeyRows<C> &r) {
-    const int first_seen = thread_row() - thread_column();
+    const int first_seen = thread_key<C>() - thread_column();
 #pragma unroll
     for (int i = 0; i < WG_ROWS / 2; i++)
-        if (i / 4 * 8 + i % 2 < first_seen + i / 2 % 2 * 8) r.s[i] = -CUDART_INF_F;
+        if (i / 4 * 8 + i % 2 < first_seen + i / 2 % 2 * KEYS_APART<C>) r.s[i] = -CUDART_INF_F;
 }
 
 /* Queries behind the last that sees a key. */
@@ -292,7 +299,7 @@ template <class C> __device__ __forceinline__ void mask_queries_behind(KeyRows<C
         int end[2]; /* from the block's first column of this thread on */
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            end[half] = ends.seen->end_query(ends.batch, ends.row0 + thread_row() + 8 * half) -
+            end[half] = ends.seen->end_query(ends.batch, ends.row0 + thread_key<C>() + KEYS_APART<C> * half) -
                         thread_column() - ends.block * WG_ROWS;
 #pragma unroll
         for (int i = 0; i < WG_ROWS / 2; i++)
@@ -340,7 +347,7 @@ __device__ __forceinline__ void first_queries_block(KeyRows<C> &r, QueryStages<C
 /* r.bias of the warpgroup's keys, from row0 on. */
 template <class C> __device__ __forceinline__ void write_bias(KeyRows<C> &r, int row0, int T) {
     for (int half = 0; half < 2; half++)
-        r.bias[half] = row0 + thread_row() + 8 * half < T ? 0.0f : -CUDART_INF_F;
+        r.bias[half] = row0 + thread_key<C>() + KEYS_APART<C> * half < T ? 0.0f : -CUDART_INF_F;
 }
 
 /* The gradients of the block in work, then P and dS of the one at `next`. DIAGONAL: it starts where the warpgroup's keys do. */
@@ -391,8 +398,9 @@ __device__ __forceinline__ void queue_key_rows(const CUtensorMap &map, uint32_t 
                                                const Work &work, int row0, int NH) {
     const int warp = threadIdx.x % WARPGROUP / 32;
     const float factors[2] = {factor, factor};
-    tma_store_rows<C::ATOM_COLUMNS>(&map, buffer + warp * (C::TILE_BYTES / 4), gradient, factors,
-                                    row0 + warp * 16, part * NH + work.head, work.batch);
+    tma_store_rows<C::ATOM_COLUMNS, C::KEY_PAIRS>(&map, buffer + warp * (C::TILE_BYTES / 4), gradient,
+                                                  factors, row0 + warp * 16, part * NH + work.head,
+                                                  work.batch);
 }
 
 /* From one tile into the next: the gradients of the last block of the tile before, which complete dK and dV,

@@ -117,11 +117,13 @@ constexpr int tile_columns(int HD) {
  * 64 columns of `box_rows` positions of one head, for each 64 columns of the head, one swizzled tile after
  * another. T ends with its own sequence, so a box that passes the end gets zeros.
  * Other head sizes: (B, n_heads, 1, T, columns), `columns` of the head from `base` on. A box is 64 columns, the last of a
- * head's boxes with zeros beyond them. In tiles of 16 columns (atom) a head is seen as those of whole tiles, 16 for 64. A box
- * has every row_step-th position. */
+ * head's boxes with zeros beyond them. In tiles of 16 columns (atom) a head is seen as those of whole tiles, 16 for 64.
+ * Pairs: of T that is a multiple of 16 and heads of whole tiles. A box of 16 positions has the 8 even ones and then the odd; it
+ * may reach into the next sequence. Seen as (HD/64, B T/16, 2, 8, n_heads HD), of which a box begins at its head. */
 typedef struct MapKey {
     const void *base;
-    int B, T, n_heads, HD, box_rows, columns, atom, row_step;
+    int B, T, n_heads, HD, box_rows, columns, atom;
+    bool pairs;
 } MapKey;
 
 inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
@@ -141,12 +143,12 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
 }
 
 /* A map of bf16 in boxes that are swizzled tiles of box[0] columns. dims and box (rank), the fastest first; strides
- * (rank - 1) in bytes, of all but the fastest. A box has every row_step-th of the second dimension. */
+ * (rank - 1) in bytes, of all but the fastest. */
 inline CUtensorMap encode_tiles(const void *base, int rank, const cuuint64_t *dims, const cuuint64_t *strides,
-                                const cuuint32_t *box, cuuint32_t row_step = 1) {
+                                const cuuint32_t *box) {
     const CUtensorMapSwizzle swizzle =
         box[0] == SW32_COLUMNS ? CU_TENSOR_MAP_SWIZZLE_32B : CU_TENSOR_MAP_SWIZZLE_128B;
-    const cuuint32_t steps[5] = {1, row_step, 1, 1, 1};
+    const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
     CUtensorMap map;
     const CUresult result =
         tensor_map_encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)rank, (void *)base, dims,
@@ -163,34 +165,42 @@ inline CUtensorMap encode_map(const MapKey &key) {
     const cuuint64_t dims[5] = {whole ? atom : (cuuint64_t)key.columns, (cuuint64_t)key.T, tiles,
                                 (cuuint64_t)key.n_heads, (cuuint64_t)key.B};
     const cuuint64_t strides[4] = {position, 2 * atom, (cuuint64_t)key.HD * 2, position * key.T};
-    const cuuint32_t box[5] = {atom, (cuuint32_t)(key.box_rows * key.row_step), tiles, 1, 1};
-    return encode_tiles(key.base, 5, dims, strides, box, (cuuint32_t)key.row_step);
+    const cuuint32_t box[5] = {atom, (cuuint32_t)key.box_rows, tiles, 1, 1};
+    return encode_tiles(key.base, 5, dims, strides, box);
+}
+inline CUtensorMap encode_pairs_map(const MapKey &key) {
+    const cuuint64_t position = (cuuint64_t)key.n_heads * key.HD * 2;
+    const cuuint32_t tiles = key.HD / SW128_COLUMNS;
+    const cuuint64_t dims[5] = {position / 2, 8, 2, (cuuint64_t)key.B * key.T / 16, tiles};
+    const cuuint64_t strides[4] = {2 * position, position, 16 * position, 2 * SW128_COLUMNS};
+    const cuuint32_t box[5] = {SW128_COLUMNS, 8, 2, (cuuint32_t)key.box_rows / 16, tiles};
+    return encode_tiles(key.base, 5, dims, strides, box);
 }
 
 /* Encoding is host work at every launch, so the last map of each slot is kept. A map is a function of its key
  * alone: it stays right when memory is freed and given out again. */
 inline const CUtensorMap &part_map(const void *base, int B, int T, int n_heads, int HD, int box_rows,
-                                   int columns, int atom = SW128_COLUMNS, int row_step = 1) {
+                                   int columns, int atom = SW128_COLUMNS, bool pairs = false) {
     enum { SLOTS = 1024 };
     static struct {
         MapKey key;
         CUtensorMap map;
     } slots[SLOTS];
-    const MapKey key = {base, B, T, n_heads, HD, box_rows, columns, atom, row_step};
+    const MapKey key = {base, B, T, n_heads, HD, box_rows, columns, atom, pairs};
     const uint64_t mixed = ((uint64_t)base >> 8) * 31 + (uint64_t)T * 7 + B * 131 + n_heads * 17 + HD +
-                           box_rows * 3 + columns * 5 + atom * 11 + row_step * 13;
+                           box_rows * 3 + columns * 5 + atom * 11 + pairs * 13;
     auto &slot = slots[mixed * 0x9e3779b97f4a7c15ull >> 54];
     const MapKey &old = slot.key;
     if (old.base != base || old.B != B || old.T != T || old.n_heads != n_heads || old.HD != HD ||
-        old.box_rows != box_rows || old.columns != columns || old.atom != atom || old.row_step != row_step) {
-        slot.map = encode_map(key);
+        old.box_rows != box_rows || old.columns != columns || old.atom != atom || old.pairs != pairs) {
+        slot.map = pairs ? encode_pairs_map(key) : encode_map(key);
         slot.key = key;
     }
     return slot.map;
 }
 inline const CUtensorMap &tensor_map(const void *base, int B, int T, int n_heads, int HD, int box_rows,
-                                     int atom = SW128_COLUMNS, int row_step = 1) {
-    return part_map(base, B, T, n_heads, HD, box_rows, HD, atom, row_step);
+                                     int atom = SW128_COLUMNS, bool pairs = false) {
+    return part_map(base, B, T, n_heads, HD, box_rows, HD, atom, pairs);
 }
 
 /* ---- shared memory ---- */

@@ -159,7 +159,7 @@ __device__ __forceinline__ void load_tile(const uint8_t (&to)[C::WARPGROUPS][C::
     for (int i = 0; i < C::WARPGROUPS; i++) {
         const int row = tile * C::TILE_ROWS + i * WG_ROWS;
         if constexpr (C::KEY_PAIRS)
-            load_key_pairs<C, SECOND>(to[i], args.keys, row, head, batch, full);
+            load_key_pairs<C>(to[i], args.keys, (int64_t)batch * args.base.T + row, head, full);
         else
             load_own_rows<C, SECOND>(to[i], args.base.rows, row, head, batch, full, WG_ROWS);
     }

@@ -109,10 +109,9 @@ __device__ __forceinline__ void load_keys(Hd64Shared<C> &shared, Ring<C::OWN> at
     auto &own = shared.own[at.stage];
     for (int i = 0; i < C::WARPGROUPS; i++) {
         if constexpr (C::KEY_PAIRS) {
-            load_key_pairs<C>(own.k[i], args.keys, row0 + i * WG_ROWS, args.base.NH + work.head, work.batch,
-                              full);
-            load_key_pairs<C>(own.v[i], args.keys, row0 + i * WG_ROWS, 2 * args.base.NH + work.head,
-                              work.batch, full);
+            const int64_t row = (int64_t)work.batch * args.base.T + row0 + i * WG_ROWS;
+            load_key_pairs<C>(own.k[i], args.keys, row, args.base.NH + work.head, full);
+            load_key_pairs<C>(own.v[i], args.keys, row, 2 * args.base.NH + work.head, full);
         } else {
             tma_load_5d(shared_address(own.k[i]), &args.base.rows, 0, row0 + i * WG_ROWS, 0,
                         args.base.NH + work.head, work.batch, full);

@@ -107,18 +107,11 @@ __device__ __forceinline__ int sparse_tile_of(const KernelArgs &args, int tile) 
 }
 
 /* Where KEY_PAIRS, the producer: 64 keys of K or V, of 16 the 8 even ones and then the odd ones. map: KernelArgs.keys; head: of
- * those of qkv. SECOND: where a second box of columns begins in the head. */
-template <class C, int SECOND = 64>
-__device__ __forceinline__ void load_key_pairs(const uint8_t *to, const CUtensorMap &map, int position,
-                                               int head, int batch, uint32_t full) {
-    constexpr int CHUNKS = key_chunks(C::HD), BOXES = tile_columns(C::HD) / 64;
-#pragma unroll 1 /* a producer has few registers */
-    for (int i = 0; i < WG_ROWS / 8; i++)
-#pragma unroll
-        for (int box = 0; box < BOXES; box++)
-            tma_load_5d(shared_address(to) + (box * WG_ROWS + 8 * i) * 128, &map,
-                        CHUNKS == 1 ? box * SECOND : 0, position + i / 2 * 16 + i % 2, 0,
-                        CHUNKS == 1 ? head : head * CHUNKS + box, batch, full);
+ * those of qkv; row: of (B,T). */
+template <class C>
+__device__ __forceinline__ void load_key_pairs(const uint8_t *to, const CUtensorMap &map, int64_t row,
+                                               int head, uint32_t full) {
+    tma_load_5d(shared_address(to), &map, head * C::HD, 0, 0, (int)(row / 16), 0, full);
 }
 
 /* One thread of a cluster. A tile is drawn when it is about to start, not earlier: see sm90_dq_semaphore.cuh. Who finds no

@@ -86,7 +86,7 @@ typedef struct KernelArgs {
     CUtensorMap second_dq;     /* dQ's columns of the second warpgroup, where a head is no multiple of 64 */
     int last_wave;             /* so many tiles (or pairs) at the end are begun the longest first: turned */
     BlockSparse sparse;        /* only where SPARSE */
-    CUtensorMap keys; /* only where KEY_PAIRS: boxes of every second of 16 rows of qkv, of key_chunks */
+    CUtensorMap keys;          /* only where KEY_PAIRS: boxes of 64 rows of qkv, pairs (MapKey) */
 } KernelArgs;
 
 /* The same for the tile that adds last, tile 0 but where RANGES: there the lowest that the block sees. */
@@ -488,11 +488,6 @@ static void launch_lse_d(const BackwardArgs &args, const DqSums &dq_sums, const 
     launch_check("sm90_lse_d_kernel");
 }
 
-/* As how many heads a head is seen in boxes of 64 columns; 96 and 112 as one, with two boxes (MapKey). */
-constexpr int key_chunks(int head_size) {
-    return head_size % 64 ? 1 : head_size / 64;
-}
-
 /* Columns of dQ that the first of two warpgroups computes. 96: half of them. */
 constexpr int first_columns(int head_size) {
     return head_size == 96 ? 48 : 64;
@@ -512,7 +507,7 @@ static inline void make_dq_maps(KernelArgs &args, floatX *dqkv, int B, int T, in
 }
 
 /* Fills in the arguments and queues the lse and D kernel that goes before. */
-template <int HEAD, bool DROPS = false, int ATOM_COLUMNS = SW128_COLUMNS>
+template <int HEAD, bool DROPS = false, int ATOM_COLUMNS = SW128_COLUMNS, bool KEY_PAIRS = false>
 static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
                               const float *lse, const float *d, void *scratch, int B, int T, int NH,
                               bool causal, const SeenKeys &seen = {}, const DropoutArgs &dropout = {},
@@ -534,9 +529,7 @@ static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *ou
     } else {
         make_dq_maps(args, dqkv, B, T, NH, HEAD, 16);
     }
-    if (DROPS && ATOM_COLUMNS == SW128_COLUMNS)
-        args.keys =
-            tensor_map(qkv, B, T, 3 * NH * key_chunks(HEAD), HEAD / key_chunks(HEAD), 8, SW128_COLUMNS, 2);
+    if (KEY_PAIRS) args.keys = tensor_map(qkv, B, T, 3 * NH, HEAD, WG_ROWS, SW128_COLUMNS, true);
     args.seen = seen;
     args.sparse = sparse;
     launch_lse_d<HEAD, DROPS>(args.base, args.dq_sums, dout, out, lse, d, B, dropout.kept);

@@ -13,10 +13,10 @@
 #include "llmc/cuda/attention/paths.cuh"
 #include "sm90_attention.cuh"
 
-/* KEY_PAIRS: keys of backward lie in such an order that a thread's two are neighbours, which have their words in common: one of 7
- * instructions a pair less. TMA brings 8 rows at a time then, so tiles of 16 columns would take 40 loads for one. */
-template <class Plain> struct WithDropout : Plain {
-    static constexpr bool DROPS = true, KEY_PAIRS = Plain::ATOM_COLUMNS == SW128_COLUMNS;
+/* IN_PAIRS, of backward: keys lie in such an order that a thread's two are neighbours, which have their words in common: one of 7
+ * instructions a pair less. T is a multiple of 16. */
+template <class Plain, bool IN_PAIRS = false> struct WithDropout : Plain {
+    static constexpr bool DROPS = true, KEY_PAIRS = IN_PAIRS;
 };
 
 typedef struct DropoutArgs {

@@ -5,12 +5,14 @@ bf16 autocast) on the same card, model and batch: tokens/s, peak memory, ratios.
     make train_gpt2cu && scripts/compare_train.py                     # all configurations, about 15 minutes on an H200
     scripts/compare_train.py --only d12:64x1024,d24:32x1024 --csv train.csv
     scripts/compare_train.py --only d12:1x131072 --flags='--recompute block' --ways flash3/default
+    scripts/compare_train.py --only d12:64x1024 --dropout 0.1 --ways cudnn/default,flash/default
 
 PyTorch runs in several ways, an attention kernel and a mode of torch.compile; each has one turn, and the fastest one takes
 turns with ours until each has --turns of --seconds, under sustained load, after 1 s of it that is not timed. A way that is
 not the fastest any more is ended, so that its memory is free. Only one program uses the card at a time, compiling
 included; the next way imports PyTorch meanwhile. The CSV has a line for every turn; scripts/combine.py makes one table
-from those of several cards. Ways of a configuration:
+from those of several cards. With --dropout both programs drop in the same places, the configuration's name says it, and
+ways of flash3, which has no dropout, are left out. Ways of a configuration:
 """
 import argparse
 import collections
@@ -30,8 +32,8 @@ import time
 import random_shard
 from cases import flop_of_token, name_of, named_case, tokens_of
 from combine import combine_train
-from comparison import (EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, environment, gib, integer, listed, need_program, run_program,
-                        torch_on_card, uninterrupted)
+from comparison import (EXIT_RUN, ROOT, Parser, Report, commit_of, duration, end_with, environment, gib, integer, listed, need_program, number,
+                        run_program, torch_on_card, uninterrupted)
 from run_log import read_log
 
 # Ways of PyTorch: (attention, mode of torch.compile); attention "best": that of the fastest way so far. Both attentions in
@@ -44,7 +46,7 @@ GRAPH, TUNED = ("best", "reduce-overhead"), ("best", "max-autotune")
 
 # To add a configuration: a row, and what it must reach in combine.py. flags: of ours; at 4 x 16384 --recompute gelu takes
 # 18.2 GiB and 207.8 ms where none takes 22.3 and 207.2, and linear 7.9 and 218.
-Configuration = collections.namedtuple("Configuration", "model B T ways flags tokens", defaults=("", 0))  # tokens: a Case's
+Configuration = collections.namedtuple("Configuration", "model B T ways flags tokens dropout", defaults=("", 0, 0.0))  # tokens: a Case's
 CONFIGURATIONS = [
     Configuration("d12", 64, 1024, DEFAULT + [GRAPH, TUNED]),
     Configuration("d12", 4, 1024, DEFAULT + [("cudnn", MODES[1]), ("flash3", MODES[1]), TUNED]),
@@ -64,6 +66,11 @@ OURS_TFLOPS = 620  # more than ours reaches, for the steps of its first turn; th
 OURS_LIMIT_S = 180  # a process that takes longer is stopped
 
 
+def dropout_flags(configuration):
+    """The same for both programs."""
+    return ["--dropout", f"{configuration.dropout:g}"] if configuration.dropout else []
+
+
 # ---- PyTorch ----
 
 
@@ -74,7 +81,7 @@ class Torch:
     def __init__(self, configuration, shard, limit_s, more=(), environment=None):
         """more: further flags; environment: variables beside this process's own."""
         command = [sys.executable, PEER, "--model", configuration.model,
-                   "--batch", str(configuration.B), "--seq", str(configuration.T), "--tokens", shard, *more]
+                   "--batch", str(configuration.B), "--seq", str(configuration.T), "--tokens", shard, *dropout_flags(configuration), *more]
         self.way, self.limit_s, self.failure, self.turns, self.compiled_s = None, limit_s, "", [], math.nan
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
@@ -169,7 +176,7 @@ def command_of_ours(configuration, shard, arguments, out, steps, gpus=1):
     return [os.path.abspath(arguments.program), "--model", configuration.model, "--train", shard, "--batch", str(configuration.B),
             "--seq", str(configuration.T), "--tokens-per-step", str(tokens), "--steps", str(steps),
             *([] if "--optimizer" in flags else ["--optimizer", "adamw"]), "--sample-tokens", "0", "--eval-every", "0", "--out", out, "--model-only",
-            *(["--gpus", str(gpus)] if gpus > 1 else []), *flags]
+            *(["--gpus", str(gpus)] if gpus > 1 else []), *dropout_flags(configuration), *flags]
 
 
 def run_ours(configuration, shard, arguments, work, steps, gpus=1, environment=None):
@@ -190,6 +197,11 @@ def run_ours(configuration, shard, arguments, work, steps, gpus=1, environment=N
 # ---- the comparison ----
 
 
+def row_name(configuration):
+    """In the CSV and the tables."""
+    return name_of(configuration) + (f" dropout {configuration.dropout:g}" if configuration.dropout else "")
+
+
 class Turns:
     """The lines of the CSV, which are printed as they come and make the tables in the end."""
 
@@ -204,7 +216,7 @@ class Turns:
             return form.format(result[name]) if name in result else ""
 
         tok_s = f"{1e3 * tokens_of(configuration, gpus) / result['ms']:.0f}" if result else ""
-        found = dict(configuration=name_of(configuration), program=program, gpus=str(gpus), attention=way[0], mode=way[1],
+        found = dict(configuration=row_name(configuration), program=program, gpus=str(gpus), attention=way[0], mode=way[1],
                      ms=text("ms", "{:.3f}"), tok_s=tok_s, memory_gib=text("memory", "{:.2f}"), device_gib=text("device_memory", "{:.2f}"),
                      timed_s=text("seconds", "{:.1f}"), loss=text("loss", "{:.4f}"), mfu=text("mfu", "{:.4f}"),
                      compile_s="" if math.isnan(compiled_s) else f"{compiled_s:.0f}", **texts)
@@ -269,6 +281,11 @@ def way_of(text):
     return attention, mode
 
 
+def that_drop(ways):
+    """Those with dropout: FlashAttention-3 has none."""
+    return [way for way in ways if way[0] != "flash3"]
+
+
 def words(text):
     """The type of --flags: the words of a command line."""
     try:
@@ -288,6 +305,7 @@ def parse_arguments(argv):
     parser.add_argument("--flags", type=words, metavar="TEXT",
                         help="more flags of ./train_gpt2cu, in place of the configuration's own")
     parser.add_argument("--ways", type=listed(way_of), metavar="LIST", help="of PyTorch, as ATTENTION/MODE, in place of a configuration's own")
+    parser.add_argument("--dropout", type=number(0, 0.99), default=0.0, metavar="P", help="of both programs; flash3 has none (default 0)")
     parser.add_argument("--limit", type=duration(1, 3600), default=420, metavar="S", help="that a way may take to compile (default 420)")
     parser.add_argument("--no-new-after", type=duration(0, 86400), metavar="S",
                         help="after so long since the start no mode but the default one is begun")
@@ -295,7 +313,13 @@ def parse_arguments(argv):
     parser.add_argument("--device", type=integer(0, 63), metavar="N", help="the card's number (default: the first that is visible)")
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--markdown", metavar="FILE")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.dropout:
+        if arguments.ways and not that_drop(arguments.ways):
+            parser.error("--ways: flash3 has no dropout: expected others, such as cudnn/default,flash/default")
+        arguments.ways = arguments.ways and that_drop(arguments.ways)
+        arguments.only = [c._replace(dropout=arguments.dropout, ways=that_drop(c.ways)) for c in arguments.only]
+    return arguments
 
 
 def main():

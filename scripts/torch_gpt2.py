@@ -8,7 +8,7 @@ Reads standard input: the first line names the attention (cudnn, flash, flash3) 
 card, compiles and prints one line of JSON; then for every line, a number of seconds and, if it is not one, the micro-steps of a step,
 trains about so long and prints another: steps, seconds, median milliseconds, loss, peak memory in bytes. Ends with its input. flash3: FlashAttention-3 of the
 package flash_attn_3 or xformers as an operator of its own, held to PyTorch's attention once before it is used; its backward
-adds dQ by atomics.
+adds dQ by atomics, and it has no dropout. --dropout P drops where ./train_gpt2cu does.
 
 With torchrun's variables (WORLD_SIZE above 1) it is one rank of DistributedDataParallel over NCCL: every rank reads the same
 lines, each trains on batches of its own, and --bucket-mb sets how many gradients one all-reduce takes. Only the last micro-step
@@ -25,7 +25,7 @@ import time
 
 from attention_kernels import flash3_packed, load_flash3
 from cases import MODELS, PADDED_VOCABULARY
-from comparison import import_torch
+from comparison import Parser, import_torch, number
 from random_shard import HEADER_BYTES, N_TOKENS
 
 torch = import_torch()
@@ -39,16 +39,18 @@ N_RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 WARM_UP_S = 1.0  # at load before the timed steps: a card at its power limit slows down within 0.1 s
 
 
-def sdpa(qkv):
-    """(B,T,3,H,D) -> (B,T,H,D): PyTorch's attention, causal."""
+def sdpa(qkv, dropout=0.0):
+    """(B,T,3,H,D) -> (B,T,H,D): PyTorch's attention, causal. dropout: of the probabilities."""
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True).transpose(1, 2)
 
 
-def attention_kernel(name):
+def attention_kernel(name, dropout=0.0):
     """Of an attention's name."""
     if name != "flash3":
-        return sdpa
+        return (lambda qkv: sdpa(qkv, dropout)) if dropout else sdpa
+    if dropout:
+        sys.exit("error: flash3: has no dropout; hint: cudnn or flash")
     library = load_flash3(torch)
     if not library:
         sys.exit("error: flash3: neither the package flash_attn_3 nor xformers is installed")
@@ -69,6 +71,11 @@ def check_kernel(kernel):
             sys.exit(f"error: flash3: {error:.3g} apart from PyTorch's attention")
 
 
+def dropped(x, dropout):
+    """With dropout; without one, x itself."""
+    return F.dropout(x, dropout) if dropout else x
+
+
 class Attention(nn.Module):
     """(B,T,C) -> (B,T,C), causal. kernel: of the attention itself, qkv (B,T,3,H,D) -> (B,T,H,D)."""
 
@@ -85,26 +92,29 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """(B,T,C) -> (B,T,C): pre-norm attention and MLP, each added to the residual."""
+    """(B,T,C) -> (B,T,C): pre-norm attention and MLP, each added to the residual. dropout: of what each adds."""
 
-    def __init__(self, heads, C, kernel):
+    def __init__(self, heads, C, kernel, dropout=0.0):
         super().__init__()
+        self.dropout = dropout
         self.norm1, self.attention = nn.LayerNorm(C), Attention(heads, C, kernel)
         self.norm2 = nn.LayerNorm(C)
         self.mlp = nn.Sequential(nn.Linear(C, 4 * C), nn.GELU(approximate="tanh"), nn.Linear(4 * C, C))
 
     def forward(self, x):
-        x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        x = x + dropped(self.attention(self.norm1(x)), self.dropout)
+        return x + dropped(self.mlp(self.norm2(x)), self.dropout)
 
 
 class GPT2(nn.Module):
-    """Tokens and targets (B,T) -> mean loss; the head shares the token embedding's weight."""
+    """Tokens and targets (B,T) -> mean loss; the head shares the token embedding's weight. dropout: of the embedding and of each layer; the
+    kernel has its own."""
 
-    def __init__(self, layers, heads, C, max_T, kernel=sdpa):
+    def __init__(self, layers, heads, C, max_T, kernel=sdpa, dropout=0.0):
         super().__init__()
+        self.dropout = dropout
         self.tokens, self.positions = nn.Embedding(PADDED_VOCABULARY, C), nn.Embedding(max_T, C)
-        self.layers = nn.ModuleList(Layer(heads, C, kernel) for _ in range(layers))
+        self.layers = nn.ModuleList(Layer(heads, C, kernel, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(C)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
@@ -112,7 +122,7 @@ class GPT2(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5 if residual else 0.02)
 
     def forward(self, tokens, targets):
-        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        x = dropped(self.tokens(tokens) + self.positions.weight[: tokens.shape[1]], self.dropout)
         for layer in self.layers:
             x = layer(x)
         logits = F.linear(self.norm(x), self.tokens.weight)
@@ -164,7 +174,8 @@ def make_step(arguments, attention, mode):
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     with torch.device(DEVICE):
-        model = GPT2(*MODELS[arguments.model], arguments.seq, attention_kernel(attention))
+        kernel = attention_kernel(attention, arguments.dropout)
+        model = GPT2(*MODELS[arguments.model], arguments.seq, kernel, arguments.dropout)
     groups = [{"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1},
               {"params": [p for p in model.parameters() if p.dim() != 2], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=True)
@@ -220,11 +231,13 @@ def train(step, batches, seconds, step_s, micro_steps=1):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--seq", type=int, required=True)
     parser.add_argument("--tokens", required=True, metavar="FILE", help="a token shard (header of 1024 bytes, then uint16)")
+    parser.add_argument("--dropout", type=number(0, 0.99), default=0.0, metavar="P",
+                        help="of the embedding, attention's probabilities and the output of attention and MLP (default 0: none)")
     parser.add_argument("--bucket-mb", type=float, default=25, metavar="N", help="of gradients in one all-reduce (default 25, PyTorch's own)")
     arguments = parser.parse_args()
     way = sys.stdin.readline().split()

@@ -62,7 +62,7 @@ class Peer(Parts):
         qkv = "Linear(4, 12)(x).view(2, 8, 3, 2, 2).permute(2, 0, 3, 1, 4)"
         heads = ", ".join(f"{qkv}[{i}]" for i in range(3))
         self.assertEqual(str(found),
-                         f"Linear(4, 4)(scaled_dot_product_attention({heads}, is_causal=True).transpose(1, 2).reshape(2, 8, 4))")
+                         f"Linear(4, 4)(scaled_dot_product_attention({heads}, dropout_p=0.0, is_causal=True).transpose(1, 2).reshape(2, 8, 4))")
 
     def test_a_layer(self):
         layer = self.peer.Layer(2, 4, None)
@@ -78,6 +78,32 @@ class Peer(Parts):
         x = "layer1(layer0((Embedding(50304, 4)(t) + Embedding(8, 4).weight[:8])))"
         self.assertEqual(str(model(symbolic_torch.Expression("t"), symbolic_torch.Expression("y"))),
                          f"cross_entropy(linear(LayerNorm(4,)({x}), Embedding(50304, 4).weight).flatten(0, 1), y.flatten())")
+
+    def test_dropout(self):
+        """Of the embedding, attention's probabilities and what each branch adds, as llmc/model/MEMORY.md has it; nowhere else."""
+        x, drops = symbolic_torch.Expression("x"), self.peer.attention_kernel("cudnn", 0.1)
+        self.assertIn("[2], dropout_p=0.1, is_causal=True)", str(drops(x)))
+        layer = self.peer.Layer(2, 4, drops, 0.2)
+        between = symbolic_torch.Expression(f"(x + dropout({layer.attention(layer.norm1(x))}, 0.2))")
+        self.assertEqual(str(layer(x)), f"({between} + dropout({layer.mlp(layer.norm2(between))}, 0.2))")
+        model = self.peer.GPT2(2, 2, 4, 8, drops, 0.3)
+        self.assertEqual([layer.dropout for layer in model.layers], [0.3, 0.3])
+        model.layers = []
+        self.assertIn("(LayerNorm(4,)(dropout((Embedding(50304, 4)(t) + Embedding(8, 4).weight[:8]), 0.3)), ",
+                      str(model(symbolic_torch.Expression("t"), symbolic_torch.Expression("y"))))
+
+    def test_dropout_reaches_model_and_kernel(self):
+        made = []
+        self.replace(self.peer, "GPT2", lambda *words: made.append(words) or symbolic_torch.Leaf("GPT2", (), {}))
+        self.replace(self.peer, "sdpa", lambda qkv, dropout=0.0: (qkv, dropout))
+        for dropout in (0.0, 0.1):
+            self.step(dropout=dropout)
+            *sizes, kernel, of_model = made.pop()
+            self.assertEqual((sizes, kernel("qkv"), of_model), ([1, 2, 4, 8], ("qkv", dropout), dropout))
+
+    def test_flash3_has_no_dropout(self):
+        self.replace(self.peer, "load_flash3", lambda torch: self.fail("it is loaded"))
+        self.assertEqual(self.said(self.peer.attention_kernel, "flash3", 0.1)[3], "error: flash3: has no dropout; hint: cudnn or flash")
 
     def test_the_first_weights(self):
         self.peer.GPT2(8, 2, 4, 8)
@@ -95,10 +121,10 @@ class Peer(Parts):
                                                               ([[6, 7, 8], [9, 10, 11]], [[7, 8, 9], [10, 11, 65535]])])
         self.assertEqual(self.said(self.peer.read_batches, path, 13, 1)[3], f"error: {path}: expected more than 13 tokens, found 13")
 
-    def step(self, attention="cudnn", mode="default"):
+    def step(self, attention="cudnn", mode="default", dropout=0.0):
         self.noted.clear()
         self.replace(self.peer, "MODELS", {"small": (1, 2, 4)})
-        return self.peer.make_step(types.SimpleNamespace(model="small", seq=8, bucket_mb=25), attention, mode)
+        return self.peer.make_step(types.SimpleNamespace(model="small", seq=8, dropout=dropout, bucket_mb=25), attention, mode)
 
     def test_a_training_step(self):
         step = self.step()
@@ -253,16 +279,23 @@ class Peer(Parts):
 
         made = []
         for name, value in (("train", train), ("read_batches", lambda *arguments: [arguments]),
-                            ("make_step", lambda arguments, *way: made.append(way) or step)):
+                            ("make_step", lambda arguments, *way: made.append((*way, arguments.dropout)) or step)):
             self.replace(self.peer, name, value)
         self.replace(self.peer.time, "monotonic", lambda: self.seconds)
         self.replace(sys, "argv", ["torch_gpt2.py", "--model", "d12", "--batch", "2", "--seq", "8", "--tokens", "x.bin"])
         self.replace(sys, "stdin", io.StringIO("flash max-autotune\n10\n5 4\n6\n"))
         out = self.said(self.peer.main)[1].splitlines()
         self.assertEqual([json.loads(line) for line in out], [{"compiled_s": 9.0, "step_s": 3.0}] + [{"steps": 4, "seconds": s} for s in (8.0, 32.0, 8.0)])
-        self.assertEqual((turns, made), ([(10.0, 3.0, 1), (5.0, 8.0, 4), (6.0, 2.0, 1)], [("flash", "max-autotune")]))
+        self.assertEqual((turns, made), ([(10.0, 3.0, 1), (5.0, 8.0, 4), (6.0, 2.0, 1)], [("flash", "max-autotune", 0.0)]))
         for line in ("cudnn\n", "other default\n", "cudnn default more\n"):
             sys.stdin = io.StringIO(line)
             self.assertRegex(self.said(self.peer.main)[3], "^error: expected one of cudnn, flash, flash3 and a mode, found")
         sys.stdin = io.StringIO("")
         self.assertEqual(self.said(self.peer.main), (None, "", "", None))
+        sys.argv += ["--dropout", "0.1"]
+        sys.stdin = io.StringIO("cudnn default\n")
+        self.said(self.peer.main)
+        self.assertEqual(made[-1], ("cudnn", "default", 0.1))
+        for p in ("1", "-0.1", "x", "nan"):
+            sys.argv[-1] = p
+            self.refused("--dropout: expected a number from 0 to 0.99, found", 2, self.peer.main)

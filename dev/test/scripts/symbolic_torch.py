@@ -153,7 +153,7 @@ def install(noted, clock):
     nn.GELU = lambda **named: Leaf("GELU", (words((), named),), {})
     nn.init = types.SimpleNamespace(normal_=note("normal_"))
     nn.utils = types.SimpleNamespace(clip_grad_norm_=lambda parameters, most: noted.append(f"clip({len(list(parameters))}, {most})"))
-    for name in ("scaled_dot_product_attention", "linear", "cross_entropy"):
+    for name in ("scaled_dot_product_attention", "linear", "cross_entropy", "dropout"):
         setattr(functional, name, function(name))
     attention.SDPBackend = types.SimpleNamespace(CUDNN_ATTENTION="cudnn", FLASH_ATTENTION="flash", MATH="math")
     attention.sdpa_kernel = lambda backend: Context(noted, f"sdpa_kernel({backend})")

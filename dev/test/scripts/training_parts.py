@@ -61,7 +61,7 @@ class Configurations(Parts):
     def test_only(self):
         found = compare_train.parse_arguments(["--only", "d12:64x1024,d36:2x512"]).only
         self.assertEqual(found[0], D12)
-        self.assertEqual(tuple(found[1]), ("d36", 2, 512, compare_train.DEFAULT, "", 0))
+        self.assertEqual(tuple(found[1]), ("d36", 2, 512, compare_train.DEFAULT, "", 0, 0.0))
         for text in ("d12", "d13:1x1", "d12:0x1024", "d12:1x0", "d12:1x1024,", "d12:1xa"):
             self.refused("expected MODEL:BxT", 2, compare_train.parse_arguments, ["--only", text])
 
@@ -79,6 +79,23 @@ class Configurations(Parts):
         self.assertEqual(compare_train.words("--a 'b c'"), ["--a", "b c"])
         with self.assertRaises(argparse.ArgumentTypeError):
             compare_train.words("--a 'b")
+
+    def test_dropout(self):
+        """Of every configuration; the ways of flash3 are left out."""
+        cudnn, best = ("cudnn", "default"), [("best", mode) for mode in compare_train.MODES]
+        found = compare_train.parse_arguments(["--dropout", "0.1"])
+        self.assertEqual([(c.dropout, c.ways) for c in found.only], [
+            (0.1, ways) for ways in ([cudnn, best[1], best[2]], [cudnn, ("cudnn", "reduce-overhead"), best[2]], [cudnn, best[3]],
+                                     [cudnn, best[3]], [cudnn, best[2]], [cudnn, best[2]], [cudnn])])
+        self.assertEqual((found.only[4].flags, found.ways, compare_train.row_name(found.only[4])), ("--recompute gelu", None, "d12:4x16384 dropout 0.1"))
+        self.assertEqual(D12.ways[1], ("flash3", "default"), "the list stays as it is")
+        found = compare_train.parse_arguments(["--dropout", "0.25", "--only", "d36:2x512", "--ways", "flash3/default,flash/default,cudnn/default"])
+        self.assertEqual((compare_train.row_name(found.only[0]), found.ways), ("d36:2x512 dropout 0.25", [("flash", "default"), cudnn]))
+        self.refused("--ways: flash3 has no dropout", 2, compare_train.parse_arguments, ["--dropout", "0.1", "--ways", "flash3/default"])
+        for p in ("1", "-0.1", "x", "nan"):
+            self.refused("--dropout: expected a number from 0 to 0.99", 2, compare_train.parse_arguments, ["--dropout=" + p])
+        found = compare_train.parse_arguments(["--dropout", "0", "--ways", "flash3/default"])
+        self.assertEqual((found.only, found.ways), (compare_train.CONFIGURATIONS, [("flash3", "default")]), "0: none")
 
     def test_defaults(self):
         parsed = compare_train.parse_arguments([])
@@ -119,9 +136,9 @@ class Counts(Parts):
 
 
 class Peer(Parts):
-    def torch(self, text, limit_s=300):
+    def torch(self, text, limit_s=300, configuration=D12):
         self.replace(compare_train, "PEER", self.file("peer.py", text))
-        torch = compare_train.Torch(D12, "a shard", limit_s)
+        torch = compare_train.Torch(configuration, "a shard", limit_s)
         self.addCleanup(torch.errors.close)
         self.addCleanup(torch.process.communicate)
         self.addCleanup(torch.close)
@@ -140,9 +157,11 @@ class Peer(Parts):
         self.assertIsNotNone(torch.process.poll())
 
     def test_what_it_is_called_with(self):
-        torch = self.torch("import json, sys; print(json.dumps(sys.argv[1:] + [sys.stdin.readline()]), flush=True)")
-        self.assertEqual(torch.ask("flash default"), ["--model", "d12", "--batch", "64", "--seq", "1024", "--tokens", "a shard",
-                                                      "flash default\n"])
+        for dropout, more in ((0.0, []), (0.1, ["--dropout", "0.1"])):
+            torch = self.torch("import json, sys; print(json.dumps(sys.argv[1:] + [sys.stdin.readline()]), flush=True)",
+                               configuration=D12._replace(dropout=dropout))
+            self.assertEqual(torch.ask("flash default"), ["--model", "d12", "--batch", "64", "--seq", "1024", "--tokens", "a shard", *more,
+                                                          "flash default\n"])
 
     def test_a_failure_is_its_last_word(self):
         torch = self.torch("import sys; sys.stdin.readline(); sys.exit('one\\nCUDA Error: no memory\\nmore')")
@@ -194,6 +213,10 @@ class Ours(Parts):
                                  "--steps", "7", "--optimizer", "adamw", "--sample-tokens", "0", "--eval-every", "0", "--out", self.path("run"), "--model-only",
                                  "--recompute", "gelu"])
         self.assertFalse(os.path.exists(self.path("run")), "the run's folder is removed")
+
+    def test_dropout(self):
+        self.run_ours(OURS, compare_train.CONFIGURATIONS[4]._replace(dropout=0.1))
+        self.assertEqual(self.text("words").split("\n")[-6:], ["--model-only", "--dropout", "0.1", "--recompute", "gelu", ""])
 
     def test_failures(self):
         self.assertEqual(self.run_ours("#!/bin/sh\necho one >&2\necho 'error: two' >&2\nexit 1\n"), (None, "error: two"))
@@ -252,6 +275,11 @@ class Comparison(Parts):
             "compile_s": "", "failure": ""})
         self.assertEqual(self.text("x.csv").splitlines()[0], ",".join(rows[0]))
         self.assertEqual(len(self.text("x.csv").splitlines()), 3)
+
+    def test_a_row_with_dropout(self):
+        rows, _ = self.compare(turns=1, ways=[("cudnn", "default")], configuration=D12._replace(dropout=0.1))
+        self.assertEqual(self.of(rows, "configuration", "program", "flags"), [
+            ("d12:64x1024 dropout 0.1", "torch", ""), ("d12:64x1024 dropout 0.1", "train_gpt2cu", "")])
 
     def test_one_fails(self):
         rows, _ = self.compare("#!/bin/sh\necho 'error: no' >&2\nexit 1\n", ways=[("cudnn", "default")])
@@ -329,6 +357,27 @@ class Combined(Parts):
             self.assertEqual(combine.train_verdict("d12:1x65536", speed, memory, apart), cell)
         self.assertEqual(combine.train_verdict("d12:64x1024", 1.19, 9, 0), "no >=1.20")
         self.assertEqual(combine.train_verdict("d36:1x1", 0.5, 9, 0), "-")
+
+    def test_dropout_of_training(self):
+        """Rows of their own, another ratio to reach, the same memory, a note; runs without it stand beside."""
+        self.assertEqual(combine.MUST_TRAIN_DROPOUT, 1.3)
+        self.assertEqual([combine.must_train(name) for name in ("d12:4x1024", "d12:4x1024 dropout 0.1", "d12:4x16384 dropout 0.2", "d36:1x1 dropout 0.1")],
+                         [(1.5, None), (1.3, None), (1.3, 0.7), (1.3, None)])
+        drops = [{**row, "configuration": "d12:4x16384 dropout 0.1", "ms": str(2 * float(row["ms"]))} for row in self.rows()
+                 if row["ms"] and row["attention"] != "flash3"]
+        report = compare_train.Report(None, self.path("x.md"))
+        whole, out, _, _ = self.said(combine.combine_train, self.rows() + drops, report)
+        report.close()
+        self.assertIs(whole, True)
+        for text in ("\n| d12:4x16384 | ", "\n| d12:4x16384 dropout 0.1 | ", " | 1.33 | 6.0 / 10.0 | yes >=1.30 <=0.7 | ", " | 1.90 | ",
+                     "\n| d12:4x16384 dropout 0.1 | cudnn, default | ", "FlashAttention-3 has no dropout: the ways of flash3 are left out."):
+            self.assertIn(text, self.text("x.md"))
+        lines = [line for line in out.splitlines() if line.endswith((" flags of ours", " --recompute gelu"))]
+        self.assertEqual({line.index(word) + len(word) for line, word in zip(lines, ("ours tok/s", "655,360)", "655,360)"))}, {55}, "columns stand")
+        report = compare_train.Report(None, self.path("x.md"))
+        self.said(combine.combine_train, self.rows(), report)
+        report.close()
+        self.assertNotIn("dropout", self.text("x.md"))
 
     def test_memory_that_was_not_measured(self):
         def summary(*ours):

@@ -266,7 +266,7 @@ def combine_train(rows, report):
                 "FlashAttention-3 as an operator of its own, packed gradients. loss: the last one; weights differ, tokens are random.")
     if any(" dropout " in name for name in names):
         report.note("dropout P: in both programs, of the embedding, attention's probabilities and the output of attention and MLP; ours in steps "
-                    "of 1/256. FlashAttention-3 has no dropout: the ways of flash3 are left out.")
+                    "of 1/256. flash: FlashAttention-2, as FlashAttention-3 has no dropout.")
     return whole
 
 

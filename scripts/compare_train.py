@@ -12,7 +12,7 @@ turns with ours until each has --turns of --seconds, under sustained load, after
 not the fastest any more is ended, so that its memory is free. Only one program uses the card at a time, compiling
 included; the next way imports PyTorch meanwhile. The CSV has a line for every turn; scripts/combine.py makes one table
 from those of several cards. With --dropout both programs drop in the same places, the configuration's name says it, and
-ways of flash3, which has no dropout, are left out. Ways of a configuration:
+flash, FlashAttention-2, takes the place of flash3, which has no dropout. Ways of a configuration:
 """
 import argparse
 import collections
@@ -281,6 +281,9 @@ def way_of(text):
     return attention, mode
 
 
+FLASH2 = {"flash3": "flash"}  # what a configuration's ways take with dropout in FlashAttention-3's place
+
+
 def that_drop(ways):
     """Those with dropout: FlashAttention-3 has none."""
     return [way for way in ways if way[0] != "flash3"]
@@ -318,7 +321,8 @@ def parse_arguments(argv):
         if arguments.ways and not that_drop(arguments.ways):
             parser.error("--ways: flash3 has no dropout: expected others, such as cudnn/default,flash/default")
         arguments.ways = arguments.ways and that_drop(arguments.ways)
-        arguments.only = [c._replace(dropout=arguments.dropout, ways=that_drop(c.ways)) for c in arguments.only]
+        arguments.only = [c._replace(dropout=arguments.dropout, ways=[(FLASH2.get(attention, attention), mode) for attention, mode in c.ways])
+                          for c in arguments.only]
     return arguments
 
 

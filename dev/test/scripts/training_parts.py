@@ -81,12 +81,13 @@ class Configurations(Parts):
             compare_train.words("--a 'b")
 
     def test_dropout(self):
-        """Of every configuration; the ways of flash3 are left out."""
-        cudnn, best = ("cudnn", "default"), [("best", mode) for mode in compare_train.MODES]
+        """Of every configuration; flash takes the place of flash3."""
+        cudnn, flash, best = ("cudnn", "default"), ("flash", "default"), [("best", mode) for mode in compare_train.MODES]
         found = compare_train.parse_arguments(["--dropout", "0.1"])
         self.assertEqual([(c.dropout, c.ways) for c in found.only], [
-            (0.1, ways) for ways in ([cudnn, best[1], best[2]], [cudnn, ("cudnn", "reduce-overhead"), best[2]], [cudnn, best[3]],
-                                     [cudnn, best[3]], [cudnn, best[2]], [cudnn, best[2]], [cudnn])])
+            (0.1, ways) for ways in ([cudnn, flash, best[1], best[2]],
+                                     [cudnn, flash, ("cudnn", "reduce-overhead"), ("flash", "reduce-overhead"), best[2]], [cudnn, flash, best[3]],
+                                     [cudnn, flash, best[3]], [cudnn, flash, best[2]], [cudnn, flash, best[2]], [cudnn, flash])])
         self.assertEqual((found.only[4].flags, found.ways, compare_train.row_name(found.only[4])), ("--recompute gelu", None, "d12:4x16384 dropout 0.1"))
         self.assertEqual(D12.ways[1], ("flash3", "default"), "the list stays as it is")
         found = compare_train.parse_arguments(["--dropout", "0.25", "--only", "d36:2x512", "--ways", "flash3/default,flash/default,cudnn/default"])
@@ -370,7 +371,7 @@ class Combined(Parts):
         report.close()
         self.assertIs(whole, True)
         for text in ("\n| d12:4x16384 | ", "\n| d12:4x16384 dropout 0.1 | ", " | 1.33 | 6.0 / 10.0 | yes >=1.30 <=0.7 | ", " | 1.90 | ",
-                     "\n| d12:4x16384 dropout 0.1 | cudnn, default | ", "FlashAttention-3 has no dropout: the ways of flash3 are left out."):
+                     "\n| d12:4x16384 dropout 0.1 | cudnn, default | ", "flash: FlashAttention-2, as FlashAttention-3 has no dropout."):
             self.assertIn(text, self.text("x.md"))
         lines = [line for line in out.splitlines() if line.endswith((" flags of ours", " --recompute gelu"))]
         self.assertEqual({line.index(word) + len(word) for line, word in zip(lines, ("ours tok/s", "655,360)", "655,360)"))}, {55}, "columns stand")

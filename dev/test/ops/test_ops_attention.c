@@ -258,6 +258,8 @@ static const struct {
     {1, 129,  2, 0,   0,   0.7f }, /* on any card by the kernels of older ones */
     {3, 700,  7, 0,   0,   0.1f }, /* Hopper: the kernels of short and of longer sequences */
     {2, 1300, 3, 0,   0,   0.05f},
+    {2, 176,  3, 0,   0,   0.1f }, /* Hopper: keys in pairs, of which a tile reaches into the next sequence; */
+    {2, 1296, 3, 0,   0,   0.05f}, /* the same, longer */
 };
 
 static void test_masks(const Ops *ops) {
@@ -332,6 +334,8 @@ static void test_many_heads(const Ops *ops) {
         op_case(ops, &backward, d);
         d.documents = 0;
         d.p = 0.1f;
+        op_case(ops, &backward, d);
+        d.T = 208; /* keys in pairs */
         op_case(ops, &backward, d);
     }
 }

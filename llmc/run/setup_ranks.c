@@ -87,9 +87,11 @@ static void note_few_cores(int n_ranks) {
 }
 
 bool setup_check_devices(const Run *run, Error *err) {
-    const int asked = (int)run->settings.gpus, n = on_cpu(run) ? asked : cuda_device_count();
+    const int asked = (int)run->settings.gpus;
     double unused;
-    if (asked > 1 && !read_patience(&unused, err)) return false; /* once, not by every rank */
+    /* once, not by every rank; and before other files are opened */
+    if (asked > 1 && (!rendezvous_room(asked, err) || !read_patience(&unused, err))) return false;
+    const int n = on_cpu(run) ? asked : cuda_device_count();
     if (on_cpu(run)) note_few_cores(asked);
     return asked <= n || fail(err, EXIT_INPUT, "--gpus %d: this machine has %d; hint: --gpus %d%s", asked, n,
                               n, n == 1 ? ", or leave it out" : "");

@@ -264,11 +264,14 @@ check "three ranks of half the memory each: one line" grep -qE "^error: --batch 
 check "three ranks of half the memory each: that line alone" [ "$(wc -l <"$work/err")" -eq 1 ]
 
 # ---- limits of the system ----
-(ulimit -n 16 && exec "$program" --device cpu $short --gpus 4) >"$work/out" 2>"$work/err" </dev/null
+# A GPU's libraries have a dozen files open; without one the parent is given some.
+few=16 given=
+case $program in *cu) ;; *) few=12 given='3</dev/null 4</dev/null 5</dev/null 6</dev/null 7</dev/null 8</dev/null 9</dev/null' ;; esac
+(eval "exec $given" && ulimit -n $few && exec "$program" --device cpu $short --gpus 4) >"$work/out" 2>"$work/err" </dev/null
 status=$?
 check "few open files: exit code $status, expected 1" [ "$status" -eq 1 ]
-check "few open files: one line, which says so" [ "$(grep -c '' "$work/err")" = "$(grep -cE '^error: 4 ranks need [0-9]+ open files in a process, the limit is 16; hint: ulimit -n$' "$work/err")" ]
-(ulimit -S -n 16 && exec "$program" --device cpu $short --gpus 4) >"$work/out" 2>"$work/err" </dev/null
+check "few open files: one line, which says so" [ "$(grep -c '' "$work/err")" = "$(grep -cE "^error: 4 ranks need [0-9]+ open files in a process, the limit is $few; hint: ulimit -n\$" "$work/err")" ]
+(eval "exec $given" && ulimit -S -n $few && exec "$program" --device cpu $short --gpus 4) >"$work/out" 2>"$work/err" </dev/null
 check "few open files, but more are allowed: exit code" [ $? -eq 0 ]
 run --layers 1 --heads 2 --channels 32 --seq 16 --gpus 1000 --train "$work/nowhere"
 [ "$(nproc)" -gt 200 ] || check "many ranks: a note before they start" grep -qE '^note: --gpus 1000: 1000 processes share [0-9]+ cores?, which is slow; hint: --gpus [0-9]+$' "$work/out"

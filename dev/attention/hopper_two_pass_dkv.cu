@@ -14,7 +14,7 @@ template <int HEAD, bool IS_CAUSAL> struct DkvConfig : Sm90Roles {
     static constexpr Sm90Shape SHAPE = DKV_SHAPES[HEAD == 128][IS_CAUSAL];
     static constexpr int HD = HEAD, WARPGROUPS = SHAPE.warpgroups, STAGES = SHAPE.stages, CLUSTER = 1;
     static constexpr bool CAUSAL = IS_CAUSAL, LATE_DP = SHAPE.flag, RANGES = false, SPARSE = false,
-                          DROPS = false, KEEPS_MASKS = false;
+                          DROPS = false, KEY_PAIRS = false, KEEPS_MASKS = false;
     static constexpr bool K_IN_REGISTERS = HD == 64; /* and V; at 128 dK and dV take 128 registers */
     static constexpr int TILE_ROWS = WARPGROUPS * WG_ROWS, THREADS = sm90_threads(SHAPE);
     static constexpr int TILE_BYTES = WG_ROWS * HD * 2, LSE_D_BYTES = WG_ROWS * sizeof(LseDRow);

@@ -3,7 +3,7 @@
 #include "sm90_backward_hd128.cuh"
 #include "llmc/cuda/attention/paths.cuh"
 
-template <int HEAD, bool PAIRS> using Hd128Dropout = WithDropout<Hd128Config<true, 1, HEAD>, PAIRS>;
+template <int HEAD, bool PAIRS> using Hd128Dropout = BackwardWithDropout<Hd128Config<true, 1, HEAD>, PAIRS>;
 
 template <int HEAD, bool PAIRS>
 __global__ void __launch_bounds__(Hd128Dropout<HEAD, PAIRS>::THREADS, 1)

@@ -4,7 +4,7 @@
 #include "llmc/cuda/attention/paths.cuh"
 
 template <bool TMA, int HEAD, bool PAIRS>
-using Hd64Dropout = WithDropout<Hd64Config<true, TMA, false, HEAD>, PAIRS>;
+using Hd64Dropout = BackwardWithDropout<Hd64Config<true, TMA, false, HEAD>, PAIRS>;
 
 template <bool TMA, int HEAD, bool PAIRS>
 __global__ void __launch_bounds__(Hd64Dropout<TMA, HEAD, PAIRS>::THREADS, 1)

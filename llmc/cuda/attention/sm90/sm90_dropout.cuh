@@ -1,4 +1,5 @@
-/* Dropout of P and dS where wgmma has left them: a kernel's config with it is WithDropout<its config without>.
+/* Dropout of P and dS where wgmma has left them: a kernel's config with it is WithDropout or
+ * BackwardWithDropout of its config without.
  *
  * llmc/model/dropout.h defines the mask. A set is the 16 columns that become one A operand. Forward has queries as rows and
  * keys as columns: each pair of bf16 has a word, and is dropped by one comparison with it. Backward has keys as rows: a
@@ -13,10 +14,12 @@
 #include "llmc/cuda/attention/paths.cuh"
 #include "sm90_attention.cuh"
 
-/* IN_PAIRS, of backward: keys lie in such an order that a thread's two are neighbours, which have their words in common: one of 7
- * instructions a pair less. T is a multiple of 16. */
-template <class Plain, bool IN_PAIRS = false> struct WithDropout : Plain {
-    static constexpr bool DROPS = true, KEY_PAIRS = IN_PAIRS;
+template <class Plain> struct WithDropout : Plain { static constexpr bool DROPS = true; };
+
+/* IN_PAIRS: keys lie in such an order that a thread's two are neighbours, which have their words in common: one of 7 instructions a
+ * pair less. T is a multiple of 16. */
+template <class Plain, bool IN_PAIRS> struct BackwardWithDropout : WithDropout<Plain> {
+    static constexpr bool KEY_PAIRS = IN_PAIRS;
 };
 
 typedef struct DropoutArgs {

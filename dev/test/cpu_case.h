@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include "llmc/cpu/parallel.h"
+#include "llmc/base/parallel.h"
 #include "llmc/model/ops.h"
 #include "check.h"
 

@@ -5,7 +5,7 @@
 #endif
 #include "check.h"
 #include "compare.h"
-#include "llmc/cpu/parallel.h"
+#include "llmc/base/parallel.h"
 #include "llmc/model/ops_testing.h"
 
 enum { SEED = 1234 };

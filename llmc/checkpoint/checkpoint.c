@@ -13,6 +13,7 @@
 #include "hf_config.h"
 #include "hf_weights.h"
 #include "llmc/base/checksum.h"
+#include "llmc/base/terminal.h"
 #include "manifest.h"
 
 /* ---- the files ---- */
@@ -99,15 +100,27 @@ static bool look_at_place(int folder, const char *name, bool *taken, Error *err)
            fail(err, EXIT_INPUT, "%s: expected a checkpoint's directory or nothing, found a file", name);
 }
 
-/* Renames the temporary directory to its name. One that is there already steps aside first and goes
- * afterwards. */
+/* Where the one that is there already steps aside to. Only a whole one goes afterwards: of another, which was edited or could not
+ * be read, the user may want what is left. */
+static void name_aside(const Save *s, const char *name, char aside[CHECKPOINT_NAME], bool *goes) {
+    Error damage;
+    struct stat info;
+    *goes = checkpoint_is_whole(s->out, name, false, &damage);
+    checkpoint_name(aside, ".old-", s->state->step);
+    for (int i = 1; !*goes; i++) {
+        snprintf(aside, CHECKPOINT_NAME, "%.40s.damaged.%d", name, i);
+        if (fstatat(s->folder, aside, &info, AT_SYMLINK_NOFOLLOW)) break;
+    }
+}
+
+/* Renames the temporary directory to its name. */
 static bool publish(const Save *s, const char *temporary, Error *err) {
     const int folder = s->folder;
     char name[CHECKPOINT_NAME], aside[CHECKPOINT_NAME];
-    bool replaces;
+    bool replaces, goes = true;
     checkpoint_name(name, "", s->state->step);
-    checkpoint_name(aside, ".old-", s->state->step);
     if (!look_at_place(folder, name, &replaces, err)) return false;
+    if (replaces) name_aside(s, name, aside, &goes);
     if (replaces && renameat(folder, name, folder, aside)) return fail_errno(err, "cannot rename", name);
     if (renameat(folder, temporary, folder, name)) {
         fail_errno(err, "cannot rename", temporary);
@@ -115,7 +128,8 @@ static bool publish(const Save *s, const char *temporary, Error *err) {
         return false;
     }
     if (!file_sync(folder, s->out, err)) return false;
-    if (replaces) checkpoint_remove(folder, s->out, aside);
+    if (!goes) print_note("%s/%s was not whole: what it had is kept as %s", s->out, name, aside);
+    if (replaces && goes) checkpoint_remove(folder, s->out, aside);
     return true;
 }
 
@@ -147,9 +161,10 @@ bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, c
     if (!options->model_only && !model->options.training)
         return fail(err, EXIT_RUN,
                     "%s: the model was opened without an optimizer: only its weights can be saved", out);
-    if (!directory_make(out, err)) return false;
-    const int folder = directory_open(out, err);
-    if (folder < 0) return false;
+    const int folder = directory_make(out, &cause) ? directory_open(out, &cause) : -1;
+    if (folder < 0)
+        return fail(err, EXIT_RUN, "checkpoint of step %lld not saved: %s", (long long)state->step,
+                    cause.text);
     const Save save = {out, folder, model, tokenizer, state, options};
     if (!options->snapshot) checkpoint_end_removal();
     if (!checkpoint_is_removing()) checkpoint_remove_leftovers(folder, out, false);

@@ -8,7 +8,7 @@
 #include "llmc/base/checksum.h"
 #include "llmc/base/integers.h"
 #include "llmc/base/json.h"
-#include "llmc/cpu/parallel.h"
+#include "llmc/base/parallel.h"
 
 /* Which of the files has the buffer. */
 static int file_of(int buffer) {

@@ -7,6 +7,7 @@
 #include "hf_weights.h"
 #include "llmc/base/integers.h"
 #include "llmc/base/json.h"
+#include "llmc/base/parallel.h"
 
 /* The files of one model: one, or the shards of an index. */
 typedef struct Source {
@@ -199,11 +200,17 @@ static bool check_tied(const Loading *l, int buffer, Error *err) {
     return true;
 }
 
-/* out (cols, rows) = in (rows, cols) transposed */
-static void transpose(float *out, const float *in, int64_t rows, int64_t cols) {
-#pragma omp parallel for schedule(static) if (rows * cols > 1 << 16)
-    for (int64_t i = 0; i < rows; i += TILE)
-        for (int64_t j = 0; j < cols; j += TILE) transpose_tile(out, in, rows, cols, i, j, 0);
+typedef struct Transposed {
+    float *out; /* (cols, rows) */
+    const float *in;
+    int64_t rows, cols;
+} Transposed;
+
+/* Rows of `in` of a tile. */
+static void transpose_stripe(const void *args, int64_t tile) {
+    const Transposed *t = args;
+    for (int64_t j = 0; j < t->cols; j += TILE)
+        transpose_tile(t->out, t->in, t->rows, t->cols, tile * TILE, j, 0);
 }
 
 static bool load_piece(const Loading *l, int buffer, const Piece *piece, Error *err) {
@@ -213,7 +220,10 @@ static bool load_piece(const Loading *l, int buffer, const Piece *piece, Error *
     for (int64_t done = 0; done < piece->n_elems; done += l->elems) {
         const int64_t part = min_i64(piece->n_elems - done, l->elems);
         if (!safetensors_read(at.file, at.entry, l->a, done, part, err)) return false;
-        if (transposed) transpose(l->b, l->a, piece->cols, piece->rows);
+        if (transposed) {
+            const Transposed t = {l->b, l->a, piece->cols, piece->rows};
+            cpu_parallel_for(ceil_div(t.rows, TILE), transpose_stripe, &t);
+        }
         set_buffer(l->model, buffer, transposed ? l->b : l->a, piece->begin + done, part);
     }
     return true;

@@ -13,7 +13,7 @@
 #include <unistd.h>
 #include "llmc/base/error.h"
 #include "llmc/base/terminal.h"
-#include "llmc/cpu/parallel.h"
+#include "llmc/base/parallel.h"
 #include "place.h"
 #include "rendezvous.h"
 #include "socket.h"

@@ -1,7 +1,7 @@
 /* The AdamW step. */
 #include <math.h>
 #include "cpu.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 #include "vec.h"
 
 enum { TASK_TILES = 16 }; /* tiles of a task */

@@ -7,7 +7,7 @@
  * the mask hides are not visited. Memory: the tiles, on the stack. */
 #include <math.h>
 #include "cpu.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 #include "tile.h"
 
 enum { TILE = 64, MAX_HD = 256 };

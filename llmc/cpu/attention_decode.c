@@ -1,7 +1,7 @@
 /* One query of each sequence against the keys and values of its own cache: sampling. */
 #include <math.h>
 #include "cpu.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 #include "vec.h"
 
 enum { KEYS = 64, MAX_HD = 256 }; /* keys between two updates of the running maximum */

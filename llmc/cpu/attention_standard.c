@@ -3,7 +3,7 @@
 #include <math.h>
 #include "cpu.h"
 #include "matmul.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 #include "vec.h"
 
 /* c = a b */

@@ -6,7 +6,7 @@
 #include "cpu.h"
 #include "llmc/base/clock.h"
 #include "matmul.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 #include "vec.h"
 
 enum { ALIGNMENT = 256, PATH_BYTES = 1024 };

@@ -5,7 +5,7 @@
 #include <string.h>
 #include "cpu.h"
 #include "llmc/base/random.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 
 /* Maps floats to integers in the same order; NaN is below everything. */
 static uint32_t order_key(float x) {

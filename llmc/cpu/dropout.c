@@ -1,6 +1,6 @@
 /* Dropout of a matrix; the mask is dropout.h's. */
 #include "cpu.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 
 enum { ROWS = 16 }; /* of a task */
 

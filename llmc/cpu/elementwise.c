@@ -1,7 +1,7 @@
 /* Ops on single elements, cut into chunks of one fixed size. */
 #include "cpu.h"
 #include "gelu.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 
 enum { CHUNK = 16384 }; /* elements of a task */
 

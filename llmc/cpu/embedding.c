@@ -1,6 +1,6 @@
 /* Token + position embedding. */
 #include "cpu.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 #include "vec.h"
 
 enum { ROWS = 16, STRIP = 32 }; /* rows of a forward task; columns of a backward task, two cache lines */

@@ -1,7 +1,7 @@
 /* Hash of a buffer. */
 #include "cpu.h"
 #include "llmc/model/hash.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 
 enum { TASK_PIECES = 1 << 16 };
 

@@ -1,7 +1,7 @@
 /* Layer normalisation (Ba et al. 2016), alone and with the residual sum before it. */
 #include <math.h>
 #include "cpu.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 #include "vec.h"
 
 enum { ROWS = 16, MAX_CHUNKS = 64 }; /* rows of a forward task; parts of the sums over rows in backward */

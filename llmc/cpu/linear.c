@@ -2,7 +2,7 @@
 #include "cpu.h"
 #include "llmc/base/error.h"
 #include "matmul.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 #include "vec.h"
 
 /* Matrix.scale: no kernel takes one yet. */

@@ -1,7 +1,7 @@
 /* Cross-entropy on logits in place: loss = logsumexp(z) - z[target]. */
 #include <math.h>
 #include "cpu.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 #include "vec.h"
 
 enum { ROWS = 8 }; /* rows of a task */

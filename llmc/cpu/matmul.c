@@ -8,7 +8,7 @@
  * never shared out, so that the sums have one order whatever the number of threads. */
 #include "matmul.h"
 #include "gelu.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 #include "tile.h"
 
 enum { BLOCK_M = 96, BLOCK_N = 1024, BLOCK_K = 384, TASKS_PER_THREAD = 4 };

@@ -1,7 +1,7 @@
 /* Mean loss and gradient norm of a step, and the flag that stops a NaN or inf. */
 #include <math.h>
 #include "cpu.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 
 enum {
     TASK_TILES = 16, /* tiles of a task */

@@ -1,6 +1,6 @@
 /* The first two dimensions of an array change places. */
 #include "cpu.h"
-#include "parallel.h"
+#include "llmc/base/parallel.h"
 #include <string.h>
 
 enum { ROWS = 16, STRIP = 4096 }; /* of a task: rows of out, elements of each */

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include "llmc/base/integers.h"
+#include "llmc/base/parallel.h"
 #include "llmc/base/random.h"
 
 /* One standard normal from 64 random bits: Box & Muller 1958, cosine branch. */
@@ -20,6 +21,22 @@ static float initial_std(TensorInit init, const GPT2Config *config) {
     return init == INIT_RESIDUAL ? 0.02f / sqrtf(2.0f * (float)config->n_layer) : 0.02f;
 }
 
+typedef struct Normals {
+    float *out; /* (n) */
+    int64_t begin, n;
+    uint64_t key;
+    float std;
+} Normals;
+
+enum { NORMALS = 4096 }; /* of a task */
+
+static void draw_normals(const void *args, int64_t task) {
+    const Normals *a = args;
+    for (int64_t i = task * NORMALS, end = min_i64(i + NORMALS, a->n); i < end; i++)
+        a->out[i] =
+            a->std * normal_from_bits(random_mix(a->key + (uint64_t)(a->begin + i) * 0x9E3779B97F4A7C15u));
+}
+
 static void fill(float *out, int64_t begin, int64_t n, TensorId id, const Tensor *tensor,
                  const GPT2Config *config, uint64_t seed) {
     const float std = initial_std(tensor->init, config);
@@ -31,9 +48,8 @@ static void fill(float *out, int64_t begin, int64_t n, TensorId id, const Tensor
         for (int64_t i = 0; i < n; i++) out[i] = tensor->init == INIT_ONE ? 1.0f : 0.0f;
         return;
     }
-#pragma omp parallel for
-    for (int64_t i = 0; i < n_real; i++)
-        out[i] = std * normal_from_bits(random_mix(key + (uint64_t)(begin + i) * 0x9E3779B97F4A7C15u));
+    const Normals normals = {out, begin, n_real, key, std};
+    cpu_parallel_for(ceil_div(n_real, NORMALS), draw_normals, &normals);
 }
 
 enum { STAGE = 1 << 22 }; /* 16 MiB of host memory, whatever the model */

@@ -290,14 +290,16 @@ static bool copy_kept_lines(const char *from, const char *to, int64_t last_step,
 }
 
 /* Moves the log of an earlier run to the first free name, so that a new run in the same folder loses nothing. */
-static bool set_aside(const char *dir, const char *path, Error *err) {
+static bool set_aside(const char *dir, const char *path, const char *why, Error *err) {
     char aside[1100];
     struct stat status;
     int i = 1;
     do {
         snprintf(aside, sizeof aside, "%s/log.%d.jsonl", dir, i++);
     } while (lstat(aside, &status) == 0);
-    return rename(path, aside) == 0 || fail_errno(err, "cannot move aside", path);
+    if (rename(path, aside) != 0) return fail_errno(err, "cannot move aside", path);
+    print_note("%s %s: kept as %s", path, why, aside);
+    return true;
 }
 
 /* Lines that are no log's stay in the old file, under another name. */
@@ -305,11 +307,7 @@ static bool drop_later_lines(const char *dir, const char *path, int64_t last_ste
     char temporary[1100];
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
     bool has_foreign = false, good = copy_kept_lines(path, temporary, last_step, &has_foreign, err);
-    if (good && has_foreign) {
-        good = set_aside(dir, path, err);
-        if (good)
-            print_note("%s had lines that are no log's: as it was it lies beside it, as log.N.jsonl", path);
-    }
+    if (good && has_foreign) good = set_aside(dir, path, "has lines that are no log's", err);
     if (good && rename(temporary, path) != 0) good = fail_errno(err, "cannot replace", path);
     Error ignored;
     if (good)
@@ -387,7 +385,7 @@ bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeade
     if (resumed_step >= 0) log_take_back(dir, resumed_step);
     const bool there = look_at(run->path, err) == 1;
     if (there && resumed_step >= 0 && !drop_later_lines(dir, run->path, resumed_step, err)) return false;
-    if (there && resumed_step < 0 && !set_aside(dir, run->path, err)) return false;
+    if (there && resumed_step < 0 && !set_aside(dir, run->path, "is of before this run", err)) return false;
     if (!open_end(run, dir, err)) return false;
     write_header(run, resumed_step, header);
     return true;

@@ -72,6 +72,15 @@ static bool refuse_model_itself(const char *out, Error *err) {
 }
 
 /* ---- the lock ---- */
+/* Empty, or with a run's signature; of a user's file of that name nothing is overwritten. */
+static bool is_lock(int fd, const struct stat *info) {
+    static const char begin[] = "process ";
+    char found[sizeof begin - 1];
+    return info->st_size == 0 ||
+           (info->st_size < SIGNATURE && pread(fd, found, sizeof found, 0) == sizeof found &&
+            memcmp(found, begin, sizeof found) == 0);
+}
+
 /* run.lock of the open folder; -1 with err, or without one where it is not there and not to be made. */
 static int open_lock(int folder, const char *out, int make, Error *err) {
     struct stat info;
@@ -79,7 +88,16 @@ static int open_lock(int folder, const char *out, int make, Error *err) {
     const int fd = openat(folder, "run.lock", O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | make, 0666);
     const int reason = errno;
     if (fd < 0 && !make && errno == ENOENT) return -1;
-    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) return fd;
+    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISREG(info.st_mode)) {
+        if (is_lock(fd, &info)) return fd;
+        close(fd);
+        fail(err, EXIT_INPUT,
+             "--out: %s/run.lock: expected the lock of a run, found a file of %lld bytes that no run wrote; "
+             "hint: "
+             "move it away, or another --out",
+             out, (long long)info.st_size);
+        return -1;
+    }
     if (fstatat(folder, "run.lock", &info, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISREG(info.st_mode))
         fail(err, EXIT_INPUT,
              "--out: %s/run.lock: expected a file, found %s, through which nothing is written; hint: remove "
@@ -307,7 +325,11 @@ static bool stands(const Run *run) {
 /* The folder of that name: the run's own, as run.lock says, or a new one. */
 static bool take_named(Run *run, bool *own, Error *err) {
     const char *out = run->settings.out;
-    if (!directory_make(out, err) || !lock_output(run, 0, err)) return false;
+    Error cause;
+    if (!directory_make(out, &cause))
+        return fail(err, EXIT_RUN, "--out %s: the folder that the run began in is gone, and %s", out,
+                    cause.text);
+    if (!lock_output(run, 0, err)) return false;
     *own = is_signed(run);
     if (!*own && !refuse_checkpoints(out, err, fail_others)) {
         setup_release_output(run);
@@ -321,7 +343,7 @@ static bool take_named(Run *run, bool *own, Error *err) {
 bool setup_follow_output(Run *run, bool *moved, Error *err) {
     const char *out = run->settings.out;
     Error note;
-    bool own;
+    bool own = false;
     *moved = false;
     if (stands(run)) return true;
     setup_release_output(run);

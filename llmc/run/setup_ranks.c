@@ -7,7 +7,7 @@
 #include "llmc/comm/launch.h"
 #include "llmc/comm/transport.h"
 #include "llmc/comm/watchdog.h"
-#include "llmc/cpu/parallel.h"
+#include "llmc/base/parallel.h"
 #include "setup.h"
 
 enum { SECONDS_TO_JOIN = 20, SECONDS_MAX = 86400, SETTINGS_BYTES = 1 << 16 };

@@ -4,7 +4,7 @@
 #include "llmc/base/files.h"
 #include "llmc/base/json.h"
 #include "llmc/checkpoint/safetensors.h"
-#include "llmc/cpu/parallel.h"
+#include "llmc/base/parallel.h"
 #include "dev/test/tiny_model.h"
 
 static GPT2 model;

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <pthread.h>
 #include "llmc/base/files.h"
-#include "llmc/cpu/parallel.h"
+#include "llmc/base/parallel.h"
 #include "dev/test/run_folder.h"
 
 /* ---- the system calls of a save, with a fault at the n-th ---- */

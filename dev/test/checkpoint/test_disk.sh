@@ -165,6 +165,32 @@ run $training --steps 13 --resume --out "$out"
 check "the newest is damaged: exit code $status" [ "$status" -eq 0 ]
 check "the newest is damaged: one warning" [ "$(cat "$work/err" | wc -l)" -eq 1 ]
 check "the newest is damaged: which, and why" grep -qE '^warning: checkpoint skipped: .*/step_00000012/model.safetensors: tensor .*: damaged' "$work/err"
+check "the newest is damaged: it stays, and a note says where" eval '[ -s "$out/step_00000012.damaged.1/model.safetensors" ] && grep -qE "^note: .*/step_00000012 was not whole: what it had is kept as step_00000012.damaged.1$" "$work/out"'
+run --model "$out/step_00000012" --prompt a --sample-tokens 1
+check "the newest is damaged: another in its place, that is whole: exit code $status" [ "$status" -eq 0 ]
+fresh
+rm "$out/step_00000012/trainer_state.json" && cp -R "$out/step_00000012" "$work/edited" && cp -R "$work/edited" "$out/step_00000012.damaged.1"
+run $training --steps 13 --resume --out "$out"
+check "an edited checkpoint: it stays as it was, under the next name" diff -r "$work/edited" "$out/step_00000012.damaged.2"
+run $training --steps 16 --keep 1 --resume --out "$out"
+check "an edited checkpoint: --keep lets it be" [ -d "$out/step_00000012.damaged.1" ] && [ -d "$out/step_00000012.damaged.2" ]
+# The run's folder is another file while it trains.
+$program $training --steps 100000 --save-every 4 --out "$work/ours" >"$work/out" 2>"$work/err" &
+trainer=$!
+until ls "$work/ours"/step_* >/dev/null 2>&1; do sleep 0.05; done
+mv "$work/ours" "$work/ours_before" && echo mine >"$work/ours"
+until [ -s "$work/err" ]; do sleep 0.05; done
+kill -TERM $trainer; wait $trainer
+status=$?
+check "a file where the run's folder was: exit code $status" [ "$status" -eq 1 ]
+check "a file where the run's folder was: says so" grep -qE '^error: --out .*/ours: the folder that the run began in is gone, and cannot create the directory .*/ours: Not a directory$' "$work/err"
+check "a file where the run's folder was: it stays" [ "$(cat "$work/ours")" = mine ]
+mkdir "$work/locked" && echo precious >"$work/precious" && ln "$work/precious" "$work/locked/run.lock"
+for mode in '' --resume; do refuses "a user's file named run.lock${mode:+, $mode}" '^error: --out: .*/locked/run.lock: expected the lock of a run, found a file of 9 bytes that no run wrote; hint: ' $training --steps 2 $mode --out "$work/locked"; done
+check "a user's file named run.lock: it stays" [ "$(cat "$work/precious")" = precious ]
+rm "$work/locked/run.lock" && echo '{"my": "data"}' >"$work/locked/log.jsonl"
+run $training --steps 2 --out "$work/locked"
+check "a user's log.jsonl: kept, with a note" eval 'grep -q "^note: .*/log.jsonl is of before this run: kept as .*/log.1.jsonl$" "$work/out" && grep -q my "$work/locked/log.1.jsonl"'
 fresh
 for saved in "$out"/step_*; do printf X | dd of="$saved/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null; done
 refuses "all are damaged" '^error: --resume: .*expected a whole checkpoint, found 3 that cannot be used, the newest: .*/step_00000012/model.safetensors: tensor .*: damaged or edited.*; hint: another --out begins a new run$' $training --steps 14 --resume --out "$out"

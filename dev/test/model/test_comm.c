@@ -1,6 +1,6 @@
 /* Ranks that train one model: processes of this test, on the CPU. */
 #include "llmc/cpu/cpu.h"
-#include "llmc/cpu/parallel.h"
+#include "llmc/base/parallel.h"
 #include "dev/test/forked_ranks.h"
 #include "dev/test/tiny_model.h"
 

@@ -2,7 +2,7 @@
  * card that all ranks share. With --large GPT-2's 124M at 32,768 tokens on a card, and nothing else. */
 #include "dev/test/forked_ranks.h"
 #include "dev/test/tiny_model.h"
-#include "llmc/cpu/parallel.h"
+#include "llmc/base/parallel.h"
 #include "llmc/model/sampler.h"
 
 enum { MICRO_STEPS = 2 };

@@ -1,6 +1,6 @@
 /* --reproducible: training has the same bits at every number of ranks. A process alone says what is expected; ranks are
  * processes of this test, on the CPU. */
-#include "llmc/cpu/parallel.h"
+#include "llmc/base/parallel.h"
 #include "dev/test/forked_ranks.h"
 #include "dev/test/tiny_model.h"
 

@@ -7,7 +7,7 @@
 #include "llmc/base/clock.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/matmul.h"
-#include "llmc/cpu/parallel.h"
+#include "llmc/base/parallel.h"
 #include "llmc/cpu/vec.h"
 #include "dev/test/folder.h"
 

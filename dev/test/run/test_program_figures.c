@@ -1,7 +1,7 @@
 /* The figures that the program prints and logs beside the loss (ms, tokens/s, MFU, the rate of the whole run) against a clock
  * outside of it and against arithmetic of this file's own. */
 #include "llmc/base/clock.h"
-#include "llmc/cpu/parallel.h"
+#include "llmc/base/parallel.h"
 #include "dev/test/program_case.h"
 
 enum { STEPS = 10, TOKENS = 4096, LAYERS = 3, CHANNELS = 96, SEQ = 64 };

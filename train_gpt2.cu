@@ -103,9 +103,11 @@ static double probe_loss(Training *t) {
 /* False, with err, for weights that have diverged: no finite loss, or one far beyond what any guess has. */
 static bool check_state(Training *t, Error *err) {
     const double of_a_guess = log(t->run->config.vocab_size), limit = 10 + 3 * of_a_guess;
-    const bool val_is_bad = t->val_step == t->state.step && !isfinite(t->val_loss);
+    const bool is_validated = t->val_step == t->state.step,
+               val_is_bad = is_validated && !isfinite(t->val_loss);
     char stands[80];
     training_what_stands(t, stands, sizeof stands);
+    if (!t->good.n && is_validated && !val_is_bad) return true; /* made up: a checkpoint's weights */
     if (!t->good.n)
         return fail(err, EXIT_RUN, "checkpoint of step %lld not saved: no step went well; %s",
                     (long long)t->state.step, stands);
@@ -125,10 +127,11 @@ static bool save(Training *t, bool overlap, Error *err) {
     Run *run = t->run;
     const SaveOptions options =
         t->bad_in_a_row ? (SaveOptions){.model_only = run->settings.model_only} : setup_save_options(run);
-    if (!run->settings.out || t->state.step == run->resumed.step) return true;
+    const bool is_new = t->state.step > run->resumed.step, made_up = !is_new && t->val_step == t->state.step;
+    if (!run->settings.out || (!is_new && !made_up)) return true;
     stop_expect(STOP_IN_SAVE, INFINITY);
     training_await_save(t);
-    if (t->saving.last_saved == t->state.step) return true;
+    if (t->saving.last_saved == t->state.step && !made_up) return true;
     if (!check_state(t, err)) {
         log_failed_save(&t->log, t->state.step, err->text);
         return false;
@@ -208,10 +211,27 @@ static void say_stopped(Training *t, bool saved) {
                      "stopped by a signal before the end of its first step: nothing new to save");
 }
 
+/* The validation before which a signal ended the run that is resumed; its checkpoint is then written anew, with the loss. */
+static bool make_up_validation(Training *t, Error *err) {
+    Run *run = t->run;
+    const int64_t step = t->state.step;
+    if (!setup_owes_validation(run)) return true;
+    console_note(&t->console, "step %lld was saved before its validation, which comes now", (long long)step);
+    if (!evaluate(t, step, err)) return false;
+    if (training_stops(t)) return true;
+    log_sources(&t->log, step, run->train, t->state.data_position);
+    if (step == run->settings.steps) sample_in_training(t, step);
+    save_in_training(t, run->settings.keep_best && t->is_best && !due(step, run->settings.save_every) &&
+                            step < run->settings.steps);
+    t->val_step = -1; /* nothing more to save of this step */
+    return true;
+}
+
 /* Steps until the last one, a signal, or an error. */
 static bool run_steps(Training *t, Error *err) {
     const Settings *s = &t->run->settings;
     const bool alone = t->run->comm->ranks.n_ranks == 1; /* else rank 0 asks for it, as SIGUSR1 does */
+    if (!make_up_validation(t, err)) return false;
     for (int64_t step = t->state.step + 1; step <= s->steps && !training_stops(t); step++) {
         const bool last = step == s->steps, eval = last || due(step, s->eval_every);
         const bool draw = last || due(step, s->sample_every);

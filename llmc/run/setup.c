@@ -1,5 +1,6 @@
 #include "setup.h"
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,6 +159,7 @@ static bool set_as_trained(Run *run, Error *err) {
     if (!manifest_read(&manifest, run->model_path, &ignored))
         return true; /* whose it is says what is wrong */
     const JsonValue *saved = manifest.state.flags ? manifest_flags(&manifest) : NULL;
+    run->lacks_validation = isnan(manifest.state.val_loss);
     if (saved && run->checkpoint[0])
         ok = settings_resume_as(s, saved, n_ranks, err);
     else if (saved)
@@ -284,8 +286,15 @@ int64_t setup_model_step(const Run *run) {
     return step;
 }
 
+bool setup_owes_validation(const Run *run) {
+    const Settings *s = &run->settings;
+    const int64_t step = run->checkpoint_step;
+    const bool due = step == s->steps || (s->eval_every > 0 && step % s->eval_every == 0);
+    return run->checkpoint[0] && run->lacks_validation && due && settings_has_validation(s);
+}
+
 bool setup_is_finished(const Run *run) {
-    return run->checkpoint[0] && run->checkpoint_step >= run->settings.steps;
+    return run->checkpoint[0] && run->checkpoint_step >= run->settings.steps && !setup_owes_validation(run);
 }
 
 SaveOptions setup_save_options(const Run *run) {

@@ -35,6 +35,7 @@ typedef struct Run {
     ChoicePlan choice_plan;
     char checkpoint[1024];    /* what --resume found; "" for a new run */
     int64_t checkpoint_step;  /* of that */
+    bool lacks_validation;    /* that was saved without a validation loss of its step */
     char model_path[1024];    /* files of the model: --model's, or checkpoint; "" for a new model */
     TrainerState resumed;     /* where the run goes on; zero for a new run */
     size_t planned_bytes;     /* total of the memory plan */
@@ -135,6 +136,8 @@ void setup_release_output(Run *run);
 SaveOptions setup_save_options(const Run *run);
 /* True where --resume found a checkpoint that has all of --steps. */
 bool setup_is_finished(const Run *run);
+/* The checkpoint's step was to be validated, and a signal came before: the run begins with that. */
+bool setup_owes_validation(const Run *run);
 /* Opens the model, loads or initialises the weights, restores the run's place. */
 bool setup_model(Run *run, Error *err);
 /* The files that the model comes from, or the name of its size. */

@@ -1,6 +1,8 @@
 /* How text becomes tokens in a run. Text is encoded only by the model's own tokenizer or by the one that --tokenizer
  * names; for a new model on text bytes are the tokens. Token shards need none; the one that the data scripts write
- * beside them shows samples as text. Nothing depends on the working directory. */
+ * beside them shows samples as text. One in the shards' folder is theirs, and no other may be named. One in the folder
+ * above may be that of other shards: a named one goes before it, and so does that of a run on its own data. Nothing
+ * depends on the working directory. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -26,12 +28,18 @@ static bool find_in(char *path, const char *folder, Error *err) {
     return true;
 }
 
-/* That of a shard: in its folder, or in the folder above, where the data scripts write it. */
+/* That of a shard: in its folder. */
 static bool find_beside(char *path, const char *shard, Error *err) {
+    char folder[PATH_MAX];
+    path_parent(folder, shard);
+    return find_in(path, folder, err);
+}
+
+/* In the folder above a shard's, where the data scripts write it for all that lie below. */
+static bool find_above(char *path, const char *shard, Error *err) {
     char folder[PATH_MAX], above[PATH_MAX];
     path_parent(folder, shard);
-    return path_join(above, folder, "..", err) && find_in(path, folder, err) &&
-           (*path || find_in(path, above, err));
+    return path_join(above, folder, "..", err) && find_in(path, above, err);
 }
 
 /* Its ids must be the model's. path "": there is none. */
@@ -79,7 +87,8 @@ static bool open_models_own(Run *run, Error *err) {
 static bool open_beside_shards(Run *run, const char *shard, Error *err) {
     char folder[PATH_MAX], path[PATH_MAX];
     path_parent(folder, shard);
-    if (!find_beside(path, shard, err) || !open_beside(run, path, by_data, err))
+    if (!find_beside(path, shard, err) || (!*path && !find_above(path, shard, err)) ||
+        !open_beside(run, path, by_data, err))
         return fail_flag("train", err);
     if (!run->tokenizer && !run->model_path[0])
         snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "there is no %s in %.800s or above it",
@@ -131,33 +140,54 @@ static bool check_size(const Run *run, Error *err) {
     return fail_flag(named ? "tokenizer" : run->checkpoint[0] ? "resume" : "model", err);
 }
 
-/* Tokenizers of one size may still differ: a model does not know the words of another's. `spec` that cannot be read
- * is compared with nothing. */
+/* Tokenizers of one size may still differ: a model does not know the words of another's. The flag says whose is
+ * wrong: that of --tokenizer, or `spec` beside the flag's shards. `spec` that cannot be read is compared with
+ * nothing. */
 static bool check_tokens(const Run *run, const char *flag, const char *spec, const char *hint, Error *err) {
     Error unread = {0};
+    if (strcmp(spec, tokenizer_source(run->tokenizer)) == 0) return true;
     Tokenizer *other = tokenizer_open(spec, &unread);
-    const bool named = run->tokenizer_origin == by_flag, is_new = !run->model_path[0];
+    const bool named = strcmp(flag, "tokenizer") == 0, is_models = named || run->tokenizer_origin == by_model;
     const int first = other ? tokenizer_first_other(run->tokenizer, other) : -1;
     if (first >= 0)
         fail(err, EXIT_INPUT,
              "--%s: the tokenizer %s has other tokens than %s%s, the first under id %d; hint: %s", flag,
-             tokenizer_source(named ? run->tokenizer : other), is_new ? "the run's, " : "the model of ",
-             is_new ? tokenizer_source(run->tokenizer) : run->model_path, first, hint);
+             tokenizer_source(named ? run->tokenizer : other), is_models ? "the model of " : "the run's, ",
+             is_models ? run->model_path : tokenizer_source(run->tokenizer), first, hint);
     tokenizer_close(other);
     return first < 0;
 }
 
-/* The shards of each source, and the tokenizer that they were made with, where it lies beside or above them. */
-static bool check_beside(const Run *run, const char *flag, const char *pattern, Error *err) {
-    char first[PATH_MAX], path[PATH_MAX], hint[PATH_MAX + 64];
-    bool is_shard;
+/* The tokenizer in a shard's own folder is that of the shard. */
+static bool check_own(const Run *run, const char *flag, const char *path, Error *err) {
+    const bool is_choice = run->tokenizer_origin == by_flag && !run->model_path[0];
+    char hint[PATH_MAX + 64];
+    snprintf(hint, sizeof hint,
+             is_choice ? "--tokenizer %s, or move it away"
+                       : "move it away, where the shards have the tokens of %s",
+             is_choice ? path : tokenizer_source(run->tokenizer));
+    return check_tokens(run, flag, path, hint, err);
+}
+
+/* One in the folder above counts where the command names the data and no tokenizer. A run that was begun with
+ * --tokenizer goes on, and is evaluated, without a word. */
+static bool check_above(const Run *run, const char *flag, const char *shard, Error *err) {
+    char path[PATH_MAX], hint[PATH_MAX + 64];
+    if (run->tokenizer_origin == by_flag || !flags_was_set(&run->settings, flag)) return true;
+    if (!find_above(path, shard, err)) return false;
     snprintf(hint, sizeof hint, "--tokenizer %s, where the shards have its tokens",
              tokenizer_source(run->tokenizer));
+    return !*path || check_tokens(run, flag, path, hint, err);
+}
+
+/* The shards of each source, and the tokenizer that they were made with, where it lies beside or above them. */
+static bool check_shards(const Run *run, const char *flag, const char *pattern, Error *err) {
+    char first[PATH_MAX], path[PATH_MAX];
+    bool is_shard;
     for (int i = 0; dataloader_source_file(pattern, i, first, &is_shard); i++) {
         if (!is_shard) continue;
         if (!find_beside(path, first, err)) return false;
-        if (!*path || strcmp(path, tokenizer_source(run->tokenizer)) == 0) continue;
-        if (!check_tokens(run, flag, path, hint, err)) return false;
+        if (!(*path ? check_own(run, flag, path, err) : check_above(run, flag, first, err))) return false;
     }
     return true;
 }
@@ -166,12 +196,12 @@ static bool check_beside(const Run *run, const char *flag, const char *pattern, 
 static bool check_others(const Run *run, Error *err) {
     const Settings *s = &run->settings;
     if (!run->tokenizer) return true;
-    if (run->tokenizer_origin == by_flag)
-        return !run->model_path[0] || !tokenizer_is_in(run->model_path) ||
-               check_tokens(run, "tokenizer", run->model_path, "without it the model takes its own", err);
+    if (run->tokenizer_origin == by_flag && run->model_path[0] && tokenizer_is_in(run->model_path) &&
+        !check_tokens(run, "tokenizer", run->model_path, "without it the model takes its own", err))
+        return false;
     if (settings_model_alone(s) || settings_scores_alone(s)) return true;
-    return ((s->eval_only && s->val) || check_beside(run, "train", s->train, err)) &&
-           (!s->val || check_beside(run, "val", s->val, err));
+    return ((s->eval_only && s->val) || check_shards(run, "train", s->train, err)) &&
+           (!s->val || check_shards(run, "val", s->val, err));
 }
 
 bool setup_tokenizer(Run *run, Error *err) {

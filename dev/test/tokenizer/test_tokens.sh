@@ -145,11 +145,20 @@ refuses "a named tokenizer with other tokens" '^error: --tokenizer: the tokenize
 refuses "a named tokenizer with other tokens, resumed" '^error: --tokenizer: .* the first under id 258; hint: ' $size $tiny --train text.txt --tokenizer other.bin --out bpe --resume
 works "a named tokenizer with the model's tokens" --model bpe --tokenizer small.bin --prompt the --sample-tokens 4
 mkdir "$work/others" && cp "$work/other.bin" "$work/others/gpt2_tokenizer.bin" && shard 1 2 3 262 >"$work/others/a_train_000001.bin"
-refuses "shards of another tokenizer" '^error: --train: the tokenizer others/gpt2_tokenizer.bin has other tokens than the model of bpe/step_00000002, the first under id 258; hint: --tokenizer bpe/step_00000002/tokenizer.bin, where the shards have its tokens$' --model bpe $tiny --train 'others/a_*.bin'
+refuses "shards of another tokenizer" '^error: --train: the tokenizer others/gpt2_tokenizer.bin has other tokens than the model of bpe/step_00000002, the first under id 258; hint: move it away, where the shards have the tokens of bpe/step_00000002/tokenizer.bin$' --model bpe $tiny --train 'others/a_*.bin'
 refuses "shards of another tokenizer, evaluation" '^error: --val: the tokenizer others/gpt2_tokenizer.bin has other tokens' --model bpe --eval-only --batch 2 --val 'others/a_*.bin'
 mkdir -p "$work/above/made" && cp "$work/other.bin" "$work/above/gpt2_tokenizer.bin" && cp "$work/others/a_train_000001.bin" "$work/above/made"
 refuses "shards below another tokenizer" '^error: --train: the tokenizer above/made/../gpt2_tokenizer.bin has other tokens than the model of bpe/step_00000002, the first under id 258; hint: --tokenizer bpe/step_00000002/tokenizer.bin, where the shards have its tokens$' --model bpe $tiny --train 'above/made/a_*.bin'
 check "shards below another tokenizer: found before anything is printed" [ ! -s "$work/out" ]
+works "shards below another tokenizer: as the hint says" --model bpe $tiny --train 'above/made/a_*.bin' --tokenizer bpe/step_00000002/tokenizer.bin
+works "a new model below another tokenizer than is named" $size $tiny --train 'above/made/a_*.bin' --val 'above/made/a_*.bin' --tokenizer small.bin --out begun
+works "it goes on as it was begun" --out begun --resume --steps 3
+tokenizer_is "it goes on as it was begun: the tokenizer" "bpe of 263 tokens, the model's own: begun/step_00000002/tokenizer.bin"
+works "it is evaluated as it was begun" --model begun --eval-only
+works "other data of its own tokens" --out begun --resume --steps 4 --val 'above/made/a_*.bin' --tokenizer small.bin
+refuses "other data below another tokenizer" '^error: --val: the tokenizer above/made/../gpt2_tokenizer.bin has other tokens than the model of begun/step_00000004, the first under id 258; hint: --tokenizer begun/' --out begun --resume --steps 5 --val 'above/made/a_*.bin'
+cp "$work/other.bin" "$work/above/made/gpt2_tokenizer.bin"
+refuses "another tokenizer beside the shards of a run that goes on" '^error: --train: the tokenizer above/made/gpt2_tokenizer.bin has other tokens than the model of begun/step_00000004, the first under id 258; hint: move it away, where the shards have the tokens of begun/step_00000004/tokenizer.bin$' --out begun --resume --steps 5
 cp "$work/small.bin" "$work/above/made/gpt2_tokenizer.bin"
 works "shards below another tokenizer, their own beside them" --model bpe $tiny --train 'above/made/a_*.bin'
 mkdir "$work/made" && cp "$work/small.bin" "$work/made/gpt2_tokenizer.bin" && cp "$work/others/a_train_000001.bin" "$work/made"
@@ -157,10 +166,19 @@ mkdir "$work/fewer" && cp "$work/others/a_train_000001.bin" "$work/fewer"
 { int32 20240328 2 262 261; zeros 252; tail -c +1025 "$work/small.bin" | head -c $(($(wc -c <"$work/small.bin") - 1024 - 14)); } >"$work/fewer/gpt2_tokenizer.bin"
 refuses "shards of two tokenizers" '^error: --train: the tokenizer others/gpt2_tokenizer.bin has other tokens than the model of bpe' --model bpe $tiny --train 'made/a_*.bin:1,text.txt:1,others/a_*.bin:1'
 refuses "shards of another tokenizer to validate" '^error: --val: the tokenizer others/gpt2_tokenizer.bin has other tokens' --model bpe $tiny --train text.txt --val 'others/a_*.bin'
-works "shards of another tokenizer: as the hint says" --model bpe $tiny --train 'others/a_*.bin' --tokenizer bpe/step_00000002
+beside='the tokenizer others/gpt2_tokenizer.bin has other tokens than the run.s, small.bin, the first under id 258; hint:'
+refuses "another tokenizer is named than the shards'" "^error: --train: $beside --tokenizer others/gpt2_tokenizer.bin, or move it away\$" --tokenizer small.bin $size $tiny --train 'others/a_*.bin' --out none
+check "another tokenizer is named than the shards': found before anything is printed" [ ! -s "$work/out" ]
+check "another tokenizer is named than the shards': no folder is made" [ ! -e "$work/none" ]
+refuses "another tokenizer is named than that of shards to validate" "^error: --val: $beside --tokenizer" $size $tiny --train text.txt --val 'others/a_*.bin' --tokenizer small.bin
+refuses "the model's tokenizer is named, and not the shards'" "^error: --train: $beside move it away, where the shards have the tokens of small.bin\$" --model bpe $tiny --train 'others/a_*.bin' --tokenizer small.bin
+works "another tokenizer is named than the shards': as the hint says" $size $tiny --train 'others/a_*.bin' --tokenizer others/gpt2_tokenizer.bin
+works "the shards' tokens are named in another file" $size $tiny --train 'others/a_*.bin' --tokenizer other.bin
 cp "$work/small.bin" "$work/others/gpt2_tokenizer.bin"
 works "shards of a tokenizer with fewer of the model's tokens" --model bpe $tiny --train 'fewer/a_*.bin'
 works "shards of the model's tokenizer" --model bpe $tiny --train 'others/a_*.bin'
+rm "$work/others/gpt2_tokenizer.bin"
+works "shards of another tokenizer: as the hint says" --model bpe $tiny --train 'others/a_*.bin'
 
 # ---- shards ----
 mkdir -p "$work/set/mine"
@@ -211,7 +229,7 @@ works "beside the shards" $on_shards --out shown
 tokenizer_is "beside the shards: said" 'bpe of 50257 tokens, beside the shards: set/mine/gpt2_tokenizer.bin'
 check "beside the shards: the checkpoint carries it" cmp -s "$work/shown/step_00000002/tokenizer.bin" "$work/gpt2_tokenizer.bin"
 mkdir "$work/set/other" && cp "$work/set/mine/a_train_000001.bin" "$work/set/other" && sed 's/AAA/aaa/' "$work/gpt2_tokenizer.bin" >"$work/set/other/gpt2_tokenizer.bin"
-refuses "a new model on shards of two tokenizers" "^error: --val: the tokenizer set/other/gpt2_tokenizer.bin has other tokens than the run's, set/mine/gpt2_tokenizer.bin, the first under id 256; hint: --tokenizer set/mine/gpt2_tokenizer.bin, where the shards have its tokens$" $size $tiny --train 'set/mine/a_train_*.bin' --val 'set/other/a_train_*.bin'
+refuses "a new model on shards of two tokenizers" "^error: --val: the tokenizer set/other/gpt2_tokenizer.bin has other tokens than the run's, set/mine/gpt2_tokenizer.bin, the first under id 256; hint: move it away, where the shards have the tokens of set/mine/gpt2_tokenizer.bin$" $size $tiny --train 'set/mine/a_train_*.bin' --val 'set/other/a_train_*.bin'
 mv "$work/set/mine/gpt2_tokenizer.bin" "$work/set/gpt2_tokenizer.bin"
 (cd "$work/elsewhere" && "$program" --device cpu $(echo "$on_shards" | sed 's,set/,../set/,g') --out ../shown_2) >"$work/out" 2>"$work/err"
 tokenizer_is "above the shards, from another folder" 'bpe of 50257 tokens, beside the shards: ../set/mine/../gpt2_tokenizer.bin'

@@ -111,6 +111,22 @@ check "stopped in a sample: it is not in the log" [ "$(grep -c '"sample":' "$wor
 stops_in "an evaluation" '^step +2/[0-9]+ .*loss' $long --eval-every 2 --eval-batches 50000000 --out "$work/evaluating"
 check "stopped in an evaluation: is answered" grep -qx 'stopping without this evaluation; again: end without saving' "$work/err"
 check "stopped in an evaluation: saved" [ -f "$work/evaluating/step_00000002/trainer_state.json" ]
+# --resume makes up for it.
+validations() { sed -n 's/.*\("step": *[0-9]*, "val_loss": *[0-9.]*\).*/\1/p' "$work/$1/log.jsonl"; }
+short="$tiny --steps 4 --eval-every 2 --eval-batches 3 --keep-best --sample-tokens 4"
+run $short --out "$work/uncut"
+run $short --resume --out "$work/evaluating"
+check "a validation that was cut: exit code $status" [ "$status" -eq 0 ]
+check "a validation that was cut: says that it comes now" says '^step 2 was saved before its validation, which comes now$'
+check "a validation that was cut: the losses of a run that nobody stopped" [ "$(validations evaluating)" = "$(validations uncut)" ]
+check "a validation that was cut: the same checkpoints" [ "$(sums "$work/evaluating" | grep -v trainer_state)" = "$(sums "$work/uncut" | grep -v trainer_state)" ]
+check "a validation that was cut: its checkpoint has the loss" grep -qE '"val_loss": [0-9]' "$work/evaluating/step_00000004/trainer_state.json"
+stops_in "the last evaluation" '^step +2/2 .*loss' $tiny --steps 2 --eval-batches 50000000 --out "$work/last"
+run $tiny --steps 2 --eval-batches 3 --sample-tokens 4 --resume --out "$work/last"
+check "the last validation was cut: the loss of a run that nobody stopped" [ "$(validations last)" = "$(validations uncut | head -n 1)" ]
+check "the last validation was cut: the sample comes, too" says '^--- sample, step 2 ---$'
+run $tiny --steps 2 --eval-batches 3 --resume --out "$work/last"
+check "the last validation was cut: once" says '^finished: .*/last/step_00000002 has 2 steps'
 
 # A step of a million micro-steps, resumed from whole steps.
 run $tiny $quiet --steps 9 --save-every 6 --out "$work/whole"

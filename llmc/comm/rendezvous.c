@@ -241,11 +241,11 @@ static bool join_until(Rendezvous *r, double seconds, bool *heard, Error *err) {
         if (*heard) return false;
         if (clock_seconds() + retry_seconds >= deadline) {
             const Error why = *err;
-            return fail(err, EXIT_RUN,
-                        "rank %d (%s): no rank 0 at %s, port %d, within %.0f s: %s; hint: MASTER_ADDR and "
-                        "MASTER_PORT say where it is",
-                        r->ranks.rank, r->hosts[r->ranks.rank], r->place.address, r->place.port, seconds,
-                        why.text);
+            return fail(
+                err, EXIT_RUN,
+                "rank %d (%s): no rank 0 at %s, port %d, within %.0f s: %s; hint: its own output says "
+                "whether it ended, MASTER_ADDR and MASTER_PORT where it is",
+                r->ranks.rank, r->hosts[r->ranks.rank], r->place.address, r->place.port, seconds, why.text);
         }
         close_socket(r->work);
         close_socket(r->watch);

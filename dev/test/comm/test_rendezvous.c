@@ -172,12 +172,12 @@ static void test_no_leader(void) {
     Place place = place_of(1, 2, free_port());
     Report r = end(start(&place, "", 1, 0));
     check_said(r, "no rank 0", EXIT_RUN, "rank 1 (", ": no rank 0 at localhost, port ", false);
-    check_said(r, "no rank 0", EXIT_RUN, "refused", "hint: MASTER_ADDR", false);
+    check_said(r, "no rank 0", EXIT_RUN, "refused", "whether it ended", false);
     setenv("RES_OPTIONS", "timeout:1 attempts:1", 1); /* where nobody answers for names */
     snprintf(place.address, sizeof place.address, "no-such-host.invalid");
     r = end(start(&place, "", 1, 0));
-    check_said(r, "a name of no host", EXIT_RUN, "no rank 0 at no-such-host.invalid", "hint: MASTER_ADDR",
-               false);
+    check_said(r, "a name of no host", EXIT_RUN, "no rank 0 at no-such-host.invalid",
+               "MASTER_ADDR and MASTER_PORT", false);
 }
 
 /* Ranks 1 and 3 are missing; where the machine held up another, too, it is tried again with more patience. */

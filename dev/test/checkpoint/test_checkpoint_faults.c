@@ -240,11 +240,11 @@ static void test_all_damaged(void) {
 static void test_unwritable(void) {
     Error err = {0};
     write_text(path_of("file"), "x");
-    CHECK(!save(path_of("file"), 1, 1, 0, &err) && err.exit_code == EXIT_INPUT &&
+    CHECK(!save(path_of("file"), 1, 1, 0, &err) && err.exit_code == EXIT_RUN &&
               strstr(err.text, "Not a directory"),
           "%s", err.text);
-    CHECK(!save(path_of("file/below"), 1, 1, 0, &err) && err.exit_code == EXIT_INPUT, "%s", err.text);
-    CHECK(!save("", 1, 1, 0, &err) && err.exit_code == EXIT_INPUT, "%s", err.text);
+    CHECK(!save(path_of("file/below"), 1, 1, 0, &err) && err.exit_code == EXIT_RUN, "%s", err.text);
+    CHECK(!save("", 1, 1, 0, &err) && err.exit_code == EXIT_RUN, "%s", err.text);
     CHECK(save(path_of("locked"), 1, 1, 0, &err), "%s", err.text);
     REQUIRE(chmod(folder, 0755) == 0 && chmod(path_of("locked"), 0555) == 0, "chmod");
     bool is_root = geteuid() == 0; /* whom no mode bits stop */

@@ -289,8 +289,20 @@ static bool copy_kept_lines(const char *from, const char *to, int64_t last_step,
     return good;
 }
 
-/* Moves the log of an earlier run to the first free name, so that a new run in the same folder loses nothing. */
-static bool set_aside(const char *dir, const char *path, const char *why, Error *err) {
+/* Begins as write_header begins one. */
+static bool is_log(const char *path) {
+    static const char begin[] = "{\"run\":";
+    char found[sizeof begin - 1] = "";
+    FILE *file = fopen(path, "r");
+    const bool is = file && fread(found, 1, sizeof found, file) == sizeof found &&
+                    memcmp(found, begin, sizeof found) == 0;
+    if (file) fclose(file);
+    return is;
+}
+
+/* Moves the log of an earlier run to the first free name, so that a new run in the same folder loses nothing. What is no log, or
+ * has other lines as well, is named. */
+static bool set_aside(const char *dir, const char *path, bool has_foreign, Error *err) {
     char aside[1100];
     struct stat status;
     int i = 1;
@@ -298,7 +310,7 @@ static bool set_aside(const char *dir, const char *path, const char *why, Error 
         snprintf(aside, sizeof aside, "%s/log.%d.jsonl", dir, i++);
     } while (lstat(aside, &status) == 0);
     if (rename(path, aside) != 0) return fail_errno(err, "cannot move aside", path);
-    print_note("%s %s: kept as %s", path, why, aside);
+    if (has_foreign || !is_log(aside)) print_note("%s has lines that are no log's: kept as %s", path, aside);
     return true;
 }
 
@@ -307,7 +319,7 @@ static bool drop_later_lines(const char *dir, const char *path, int64_t last_ste
     char temporary[1100];
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
     bool has_foreign = false, good = copy_kept_lines(path, temporary, last_step, &has_foreign, err);
-    if (good && has_foreign) good = set_aside(dir, path, "has lines that are no log's", err);
+    if (good && has_foreign) good = set_aside(dir, path, true, err);
     if (good && rename(temporary, path) != 0) good = fail_errno(err, "cannot replace", path);
     Error ignored;
     if (good)
@@ -385,7 +397,7 @@ bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeade
     if (resumed_step >= 0) log_take_back(dir, resumed_step);
     const bool there = look_at(run->path, err) == 1;
     if (there && resumed_step >= 0 && !drop_later_lines(dir, run->path, resumed_step, err)) return false;
-    if (there && resumed_step < 0 && !set_aside(dir, run->path, "is of before this run", err)) return false;
+    if (there && resumed_step < 0 && !set_aside(dir, run->path, false, err)) return false;
     if (!open_end(run, dir, err)) return false;
     write_header(run, resumed_step, header);
     return true;

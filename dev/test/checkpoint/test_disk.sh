@@ -190,7 +190,7 @@ for mode in '' --resume; do refuses "a user's file named run.lock${mode:+, $mode
 check "a user's file named run.lock: it stays" [ "$(cat "$work/precious")" = precious ]
 rm "$work/locked/run.lock" && echo '{"my": "data"}' >"$work/locked/log.jsonl"
 run $training --steps 2 --out "$work/locked"
-check "a user's log.jsonl: kept, with a note" eval 'grep -q "^note: .*/log.jsonl is of before this run: kept as .*/log.1.jsonl$" "$work/out" && grep -q my "$work/locked/log.1.jsonl"'
+check "a user's log.jsonl: kept, with a note" eval 'grep -q "^note: .*/log.jsonl has lines that are no log.s: kept as .*/log.1.jsonl$" "$work/out" && grep -q my "$work/locked/log.1.jsonl"'
 fresh
 for saved in "$out"/step_*; do printf X | dd of="$saved/model.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null; done
 refuses "all are damaged" '^error: --resume: .*expected a whole checkpoint, found 3 that cannot be used, the newest: .*/step_00000012/model.safetensors: tensor .*: damaged or edited.*; hint: another --out begins a new run$' $training --steps 14 --resume --out "$out"

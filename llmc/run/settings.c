@@ -291,7 +291,9 @@ static bool check_samples(const Settings *s, int n_ranks, Error *err) {
     const Contradiction rows[] = {
         {s->chat && !s->sample_tokens,
          "--chat and --sample-tokens 0: an answer has a token or more; hint: leave one of them out"},
-        {(s->prompt || s->prompt_file) && !s->sample_tokens,
+        {s->prompt_file && !s->sample_tokens,
+         "--prompt-file and --sample-tokens 0: nothing would be sampled; hint: leave one of them out"},
+        {s->prompt && !s->sample_tokens,
          "--prompt and --sample-tokens 0: nothing would be sampled; hint: leave one of them out"},
         {flags_was_set(s, "prompt") && s->prompt_file,
          "--prompt and --prompt-file: a sample begins in one way; hint: leave one of them out"},
@@ -307,6 +309,8 @@ static bool check_samples(const Settings *s, int n_ranks, Error *err) {
          "--prompt-file - and --restarts: stdin is read once; hint: --prompt-file FILE"},
         {n_ranks > 1 && s->chat,
          "--chat on several ranks: one answers; hint: leave --gpus or the launcher out"},
+        {n_ranks > 1 && settings_sample_only(s) && s->prompt_file,
+         "--prompt-file on several ranks: a sample takes one; hint: leave --gpus or the launcher out, or --train GLOB to train"},
         {n_ranks > 1 && settings_sample_only(s),
          "--prompt on several ranks: a sample takes one; hint: leave --gpus or the launcher out, or --train GLOB to train"},
     };

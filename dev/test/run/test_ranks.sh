@@ -170,6 +170,8 @@ run --gpus 2 --train "$work/nowhere.txt"
 refused "no data" 'nowhere.txt'
 run --gpus 2 --model "$work/one" --prompt line
 refused "a sample" '--prompt on several ranks'
+run --gpus 2 --model "$work/one" --prompt-file "$work/text.txt"
+refused "a sample of a file" '--prompt-file on several ranks'
 run --gpus 2 --model "$work/one" --chat
 refused "a chat" '--chat on several ranks'
 run $short --gpus 2 --profile

@@ -376,6 +376,8 @@ static bool open_log(Training *t, int argc, char **argv, Error *err) {
         .tokenizer = run->tokenizer,
         .train_data = run->train ? dataloader_description(run->train) : NULL,
         .val_data = run->val ? dataloader_description(run->val) : NULL,
+        .train_fingerprint = run->train ? dataloader_fingerprint(run->train) : 0,
+        .val_fingerprint = run->val ? dataloader_fingerprint(run->val) : 0,
         .n_ranks = run->comm->ranks.n_ranks,
     };
     bool ok = log_open(&t->log, run->train ? run->settings.out : NULL,

@@ -6,9 +6,10 @@ usage: sweep.py --out DIR --plan FILE | --grid "--lr 3e-4,6e-4" "--optimizer ada
 A plan is a .tsv (a name, a tab, flags of the trainer; # begins a comment) or a .json ([{"name": ..., "flags": ...}]). A grid runs every
 combination of its values, the last flag's fastest. A run is a folder of DIR with its log.jsonl, its output and run.json; its checkpoint is
 removed. Called again, a sweep keeps what has finished, starts again what has not, and prints all of it; it takes the place of no result of
-other flags or of another plan. DIR/results.tsv has a line a run, the failed ones last, and DIR/summary.md a row a setting, which joins the
-runs that differ in --seed alone. Steps to a loss: between the two validations around it, along a line; seconds: those steps at the run's
-median time. Exit 1 where a run has failed or none has ended.
+other flags or of another plan, and it ends where a run has other data than those before it had under the same names. DIR/results.tsv has
+a line a run, the failed ones last, and DIR/summary.md a row a setting, which joins the runs that differ in --seed alone. Steps to a loss:
+between the two validations around it, along a line; seconds: those steps at the run's median time. Exit 1 where a run has failed or none
+has ended, 2 for bad input.
 """
 import fcntl
 import fnmatch
@@ -149,6 +150,24 @@ def read_curve(folder):
     return Curve(val, math.nan if log.median("ms") is None else log.median("ms"), log.flag("steps"), sound)
 
 
+def texts_of(folder):
+    """{(part, the flag that names it, the names of all data): fingerprint} by the header of a run's log; None before there is one. A log
+    of an earlier trainer has no fingerprint."""
+    log = Log(log_path(folder))
+    try:
+        with open(log.path, encoding="utf-8") as file:
+            log.add(file.readline())
+    except (OSError, ValueError):
+        return None
+    if not log.headers:
+        return None
+    train, val, tokenizer = log.flag("train"), log.flag("val"), log.headers[0].get("tokenizer")
+    names = json.dumps([train, val, tokenizer])  # other flags may well mean other data, in one sweep
+    parts = {("training", f"--train {train}", names): "train_fingerprint",
+             ("validation", f"--train {train}" if val is None else f"--val {val}", names): "val_fingerprint"}
+    return {text: log.headers[0][field] for text, field in parts.items() if log.headers[0].get(field)}
+
+
 def read_record(folder):
     """What the sweep noted when a run ended; {} before that."""
     try:
@@ -199,6 +218,9 @@ class Sweep:
         self.slots = [{"CUDA_VISIBLE_DEVICES": card} for card in args.cards] if args.cards else [{}] * args.workers
         self.walls = [record["seconds"] for record in (self.record(run) for run in runs) if "seconds" in record]
         self.left_out = 0
+        self.texts = {}  # a text of texts_of: (its fingerprint, the folder of the first run that had it)
+        self.compared = set()  # the names of runs whose texts were
+        self.problem = None  # an error line: why the sweep ends before its runs do
 
     def folder(self, run):
         return os.path.join(self.args.out, run.name)
@@ -210,8 +232,24 @@ class Sweep:
         record = read_record(self.folder(run))
         return record if finished(record) else {}
 
+    def check_texts(self, runs):
+        """Whether runs have the data that those before them had under the same names; else self.problem says which has not."""
+        for run in [run for run in runs if run.name not in self.compared]:
+            folder, texts = self.folder(run), texts_of(self.folder(run))
+            if texts is not None:
+                self.compared.add(run.name)
+            for text, found in (texts or {}).items():
+                expected, first = self.texts.setdefault(text, (found, folder))
+                if found != expected:
+                    part, flag, _ = text
+                    self.problem = (f"{folder}: {flag} has other {part} data than it had in {first}: expected fingerprint {expected}, found {found}; "
+                                    "hint: another --out, or the data as they were")
+        return not self.problem
+
     def check_results(self):
-        """Ends the program where a run would take the place of another's result."""
+        """Ends the program where a run would take the place of another's result, or results are of other data."""
+        if not self.check_texts([run for run in self.runs if self.record(run)]):
+            fail(self.problem)
         for run in self.runs:
             record = read_record(self.folder(run))
             flags = record.get("flags")
@@ -274,7 +312,10 @@ class Sweep:
                 if not running:
                     break
                 time.sleep(0.02)
-                for entry in [entry for entry in running if entry[2].poll() is not None]:
+                ended = [entry for entry in running if entry[2].poll() is not None]
+                if not self.check_texts([run for run, *_ in running]):  # early, so that no hours go into what has no place here
+                    break
+                for entry in ended:
                     run, slot, process, begun = entry
                     running.remove(entry)
                     free.append(slot)
@@ -475,6 +516,8 @@ def main(arguments=None):
             sweep.run_all()
         finally:  # ended by a signal, too
             ended = report(sweep)
+    if sweep.problem:
+        fail(sweep.problem)  # behind the table, where it is seen
     failed = len(runs) - ended - sweep.left_out
     if failed or sweep.left_out:
         print(f"{failed} failed, {sweep.left_out} not started for want of time", file=sys.stderr)

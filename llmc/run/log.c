@@ -218,7 +218,9 @@ static void write_header(RunLog *run, int64_t resumed_step, const LogHeader *hea
     json_write_int(&w, "parameters", header->n_parameters);
     tokenizer_describe(&w, header->tokenizer);
     json_write_string(&w, "train", header->train_data);
+    json_write_int(&w, "train_fingerprint", header->train_fingerprint);
     json_write_string(&w, "val", header->val_data);
+    json_write_int(&w, "val_fingerprint", header->val_fingerprint);
     json_write_int(&w, "first_step", resumed_step < 0 ? 0 : resumed_step);
     json_end_object(&w);
     json_end_object(&w);

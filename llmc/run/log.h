@@ -1,6 +1,7 @@
 /* DIR/log.jsonl: one strict JSON object a line, every step, for plots and for machines.
  *
- *   {"run": {...}}                                             first line of each run: the header
+ *   {"run": {..., "train_fingerprint": ..., "val_fingerprint": ...}}   first line of each run: the header; the two tell data from
+ *                                                                      others of the same names, 0: none
  *   {"step": 1, "loss": ..., "lr": ..., "norm": ..., "ms": ..., "tok_s": ..., "mfu": ..., "memory": bytes, "skipped": 0}
  *   {"step": 250, "val_loss": ...}
  *   {"step": 250, "acc_norm": ..., "acc": ..., "items": 10042}   of --hellaswag; of --eval-only also "chosen"
@@ -39,8 +40,9 @@ typedef struct LogHeader {
     const char *device; /* ops->device->name() */
     const char *model;  /* "d12", or the path of its files */
     int64_t n_parameters;
-    const Tokenizer *tokenizer;        /* NULL: none */
-    const char *train_data, *val_data; /* dataloader_description; NULL: none */
+    const Tokenizer *tokenizer;                  /* NULL: none */
+    const char *train_data, *val_data;           /* dataloader_description; NULL: none */
+    uint32_t train_fingerprint, val_fingerprint; /* dataloader_fingerprint; 0: none */
     int n_ranks;
 } LogHeader;
 

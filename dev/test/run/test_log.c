@@ -23,6 +23,7 @@ static LogHeader header(void) {
         .model = "nano",
         .n_parameters = 812345,
         .train_data = "1 text, 1000 tokens",
+        .train_fingerprint = 4000000000,
         .n_ranks = 1,
     };
 }
@@ -86,8 +87,9 @@ static void test_lines(void) {
     CHECK(
         strstr(text, "\"argv\": [\"./train_gpt2\", \"--prompt\", \"a \\\"quoted\\\"\\nline \xef\xbf\xbd\"]"),
         "argv in the header: %s", text);
-    CHECK(strstr(text, "\"flags\": {\"lr\": 0.001}") && strstr(text, "\"val\": null"), "the header: %s",
-          text);
+    CHECK(strstr(text, "\"flags\": {\"lr\": 0.001}") &&
+              strstr(text, "\"train_fingerprint\": 4000000000, \"val\": null, \"val_fingerprint\": 0, "),
+          "the header: %s", text);
     CHECK(strstr(text, "two\\nlines \xef\xbf\xbd and \xef\xbf\xbd"), "the sample: %s", text);
     free(text);
     log_close(&run);

@@ -399,6 +399,13 @@ static void test_header(void) {
         CHECK(contains(json_get(run, "model"), "/model"), "the model's name");
         CHECK(contains(json_get(run, "train"), "2,700 tokens"), "the training data");
         CHECK(contains(json_get(run, "val"), "300 tokens"), "the validation data");
+        int64_t train = 0, val = 0, resumed = 0;
+        CHECK(json_int64(json_get(run, "train_fingerprint"), &train) &&
+                  json_int64(json_get(json_root(state), "data_fingerprint"), &resumed) && train &&
+                  train == resumed,
+              "fingerprint %lld, %lld in trainer_state.json", (long long)train, (long long)resumed);
+        CHECK(json_int64(json_get(run, "val_fingerprint"), &val) && val && val != train,
+              "the validation data's fingerprint: %lld", (long long)val);
         CHECK(contains(json_get(run, "device"), "") && contains(json_get(run, "version"), ""),
               "device and version");
     }

@@ -13,9 +13,11 @@ from parts import SCRIPTS, Parts
 import sweep
 
 # A stand-in for the trainer: notes its words and surroundings, trains --steps steps of --lr ms, with a validation every tenth; the loss
-# falls from 4 by lr/100 a step. --lr 0: stops at once; --lr 9: gives up at step 4; --lr 8: ends well without its last validation.
+# falls from 4 by lr/100 a step. --lr 0: stops at once; --lr 9: gives up at step 4; --lr 8: ends well without its last validation;
+# --lr 7: takes a minute. The log's header has the fingerprints of a text (--train; by --val and --tokenizer, too) and of its last letter,
+# which validates; OLD_LOG: none.
 TRAINER = """#!/usr/bin/env python3
-import json, os, sys
+import json, os, sys, time, zlib
 words = sys.argv[1:]
 if words == ["--version"]:
     sys.exit(print("train_gpt2 0123abc"))
@@ -27,7 +29,15 @@ if lr == 0:
     sys.exit("error: no such thing")
 os.mkdir(out + "/step_1")
 with open(out + "/log.jsonl", "w") as log:
-    log.write(json.dumps({"run": {"flags": {"steps": steps}}}) + "\\n")
+    header = {"flags": {"steps": steps, "train": of.get("--train"), "val": of.get("--val")}, "tokenizer": of.get("--tokenizer")}
+    if "--train" in of and "OLD_LOG" not in os.environ:
+        text = open(of["--train"], "rb").read()
+        how = str((of.get("--val"), of.get("--tokenizer"))).encode()
+        header.update(train_fingerprint=zlib.crc32(text[:-1] + how), val_fingerprint=zlib.crc32(text[-1:]))
+    log.write(json.dumps({"run": header}) + "\\n")
+    log.flush()
+    if lr == 7:
+        time.sleep(60)
     for step in range(1, steps + 1):
         loss = None if lr == 9 and step == 4 else 4 - lr * step / 100
         log.write(json.dumps({"step": step, "loss": loss, "norm": 1, "ms": 900 if step == 1 else lr}) + "\\n")
@@ -130,6 +140,53 @@ class Sweeps(Parts):
         os.remove(self.path("out", "a", "run.json"))
         self.sweep(plan="a\t--lr 3\nb\t--lr 4\nc\t--lr 1\n")
         self.assertEqual(self.words()[-1][0][1], "3", "what has no result is begun again, whatever its flags were")
+
+    def again_with_text(self, text, *names, plan, begun=1):
+        """Without these runs, with another text in the file: (what is refused, what is in the table)."""
+        for name in names:
+            os.remove(self.path("out", name, "run.json"))
+        self.file("text", text)
+        before = len(self.words())
+        _, _, err, code = self.sweep(plan=plan)
+        self.assertEqual((code, len(self.words()) - before), (2, begun), err)
+        return err, [row["name"] for row in self.table()]
+
+    def test_other_text_of_the_same_name(self):
+        plan = "".join(f"{name}\t--lr {lr} --train {self.path('text')}\n" for name, lr in (("a", 2), ("b", 4), ("c", 3)))
+        self.file("text", "once")
+        self.sweep(plan=plan)
+        self.assertEqual(self.sweep(plan=plan)[0], 0, "the same text goes on")
+        for text, part in (("ONCe", "training"), ("oncE", "validation")):
+            err, names = self.again_with_text(text, *(["b"] if part == "training" else []), plan=plan)
+            self.assertRegex(err, rf"^error: \S*out/b: --train \S*text has other {part} data than it had in \S*out/a: expected fingerprint \d+, found \d+; "
+                             r"hint: another --out, or the data as they were\n$")
+            self.assertEqual(names, ["a", "c"], "no row of the other text, and no run behind it")
+        self.file("text", "once")
+        self.assertEqual((self.sweep(plan=plan)[0], [row["name"] for row in self.table()]), (0, ["a", "b", "c"]), "with the text as it was it goes on")
+
+    def test_a_run_of_other_text_is_ended_as_it_begins(self):
+        plan = f"a\t--lr 2 --train {self.path('text')}\n"
+        self.file("text", "once")
+        self.sweep(plan=plan)
+        begun = time.monotonic()
+        self.assertEqual(self.again_with_text("ONCE", plan=plan + plan.replace("a\t--lr 2", "b\t--lr 7"))[1], ["a"])
+        self.assertLess(time.monotonic() - begun, 50)
+
+    def test_results_of_two_texts(self):
+        plan = "".join(f"{name}\t--lr 2 --train {self.path(text)}\n" for name, text in
+                       (("a", "text"), ("b", "other"), ("c", "text"), ("d", "text --val x"), ("e", "text --tokenizer x")))
+        self.file("text", "once")
+        self.file("other", "ONCE")
+        self.assertEqual(self.sweep(plan=plan)[0], 0, "names of their own are flags")
+        log = self.text("out", "c", "log.jsonl")
+        self.file("out/c/log.jsonl", log.replace('"train_fingerprint": ', '"train_fingerprint": 1'))
+        self.assertIn("out/c: --train", self.again_with_text("once", plan=plan, begun=0)[0])
+        self.file("out/c/log.jsonl", log)
+        os.environ["OLD_LOG"] = "1"
+        self.addCleanup(os.environ.pop, "OLD_LOG")
+        os.remove(self.path("out", "c", "run.json"))
+        self.file("text", "ONCE")
+        self.assertEqual(self.sweep(plan=plan)[0], 0, "a log without fingerprints is taken as it is")
 
     def test_a_folder_of_others_is_left_alone(self):
         self.file("out/a/mine", "")

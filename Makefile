@@ -8,6 +8,7 @@
 #: make tables           the tables and plots of the ladder of attention, on this machine's card: dev/results/
 #: make bench            times the trainer's CUDA ops and a training step of GPT-2 124M on this machine's card
 #: make compare          attention and training steps beside PyTorch, on the same card in the same run (needs torch; 15 minutes)
+#: make flags            the flag table of llmc/run/FLAGS.md, from the program
 #: make lint             format, warnings of gcc and clang, length of functions, layers of folders; NVCC= leaves out the kernels (minutes)
 #: make mutants          some hundred small faults, one at a time: does a test see each? (dev/mutants/README.md)
 #: make delays           on a Hopper card: the op tests with kernels that pause at barriers, against the bits without
@@ -47,7 +48,7 @@ can = $(shell echo 'int main(void){return 0;}' | $(CC) $(1) -x c - -o /dev/null 
 OPENMP := $(if $(NO_OPENMP),,$(call can,-fopenmp))
 NATIVE := $(call can,-march=native)
 # A later compiler warns of more: that must not stop a user's build. make lint refuses what today's compilers warn of.
-WARNINGS = -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -Wno-unused-parameter $(if $(OPENMP),,-Wno-unknown-pragmas)
+WARNINGS = -Wall -Wextra -Wshadow -Werror=switch $(if $(WERROR),-Werror) -Wno-unused-parameter $(if $(OPENMP),,-Wno-unknown-pragmas)
 # -fno-math-errno lets sqrtf and friends become instructions; nothing here relaxes NaN, inf or rounding.
 CFLAGS_ALL = -std=c11 -D_GNU_SOURCE -I. $(if $(DEBUG),-g -O1,-O3) $(NATIVE) -fno-math-errno -ffp-contract=fast \
 	$(OPENMP) $(WARNINGS) -MMD -MP $(CFLAGS)
@@ -219,6 +220,11 @@ compare: need-card need-torch
 	@$(PYTHON) scripts/compare_attention.py
 	@$(PYTHON) scripts/compare_train.py
 
+# The flag table of its page, as the program has it.
+flags: train_gpt2
+	@./train_gpt2 --help-markdown >$(BUILD)/flags.md
+	@awk -v table=$(BUILD)/flags.md '/^<!-- .flags -->/ { skips = 0 } !skips { print } /^<!-- flags -->/ { while ((getline line <table) > 0) print line; skips = 1 }' llmc/run/FLAGS.md >$(BUILD)/FLAGS.md
+	@cat $(BUILD)/FLAGS.md >llmc/run/FLAGS.md
 clean:
 	rm -rf build train_gpt2 train_gpt2cu test_gpt2 test_gpt2cu dev/lab
 

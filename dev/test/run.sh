@@ -61,7 +61,9 @@ add_up() {
         cat "$output"
         totals=$(sed -n 's/^.*: \([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped$/\1 \2 \3/p' "$output" | tail -n 1)
         if [ -z "$totals" ]; then
-            echo "FAIL $program: ended with status $status and no closing line"
+            hint=
+            [ "$status" -ne 126 ] || hint="; hint: chmod +x $program"
+            echo "FAIL $program: ended with status $status and no closing line$hint"
             failed=$((failed + 1))
             continue
         fi

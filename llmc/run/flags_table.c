@@ -1,7 +1,6 @@
 /* Every flag, its default and its range; and the recipes: defaults that depend on model and device.
  *
- * To add a flag: a field in Settings (flags.h) and a row in flags_table. --help, the table of FLAGS.md, JSON and
- * the resume check follow. To make a default depend on the recipe: leave default_text out and add a row to
+ * To add a flag: README.md, "Add a flag". To make a default depend on the recipe: leave default_text out and add a row to
  * recipe_rows. */
 #include "flags_table.h"
 

@@ -318,9 +318,7 @@ static bool check_samples(const Settings *s, int n_ranks, Error *err) {
     return check_contradictions(rows, sizeof rows / sizeof *rows, err);
 }
 
-bool flags_check(const Settings *s, int n_ranks, Error *err) {
-    const bool is_known = !s->resume || s->is_complete,
-               no_validation = is_known && !settings_has_validation(s);
+static bool check_saving(const Settings *s, bool is_known, bool no_validation, Error *err) {
     /* clang-format off */
     const Contradiction rows[] = {
         {s->resume && s->profile,
@@ -341,6 +339,16 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--keep-best: there is no folder to save in; hint: --out DIR"},
         {s->keep_best && no_validation,
          "--keep-best: --train names token shards, which are not split; hint: --val GLOB"},
+    };
+    /* clang-format on */
+    return check_contradictions(rows, sizeof rows / sizeof *rows, err);
+}
+
+bool flags_check(const Settings *s, int n_ranks, Error *err) {
+    const bool is_known = !s->resume || s->is_complete,
+               no_validation = is_known && !settings_has_validation(s);
+    /* clang-format off */
+    const Contradiction rows[] = {
         {s->eval_only && no_validation && !s->hellaswag,
          "--eval-only: --train names token shards, which are not split; hint: --val GLOB"},
         {s->eval_every && flags_was_set(s, "eval-every") && no_validation && !s->hellaswag,
@@ -375,9 +383,9 @@ bool flags_check(const Settings *s, int n_ranks, Error *err) {
          "--eval-only: new weights are random; hint: --model PATH"},
     };
     /* clang-format on */
-    return check_uses(s, err) && check_contradictions(rows, sizeof rows / sizeof *rows, err) &&
-           check_samples(s, n_ranks, err) && check_groups(s, n_ranks, err) &&
-           (!is_known || check_numbers(s, n_ranks, err));
+    return check_uses(s, err) && check_saving(s, is_known, no_validation, err) &&
+           check_contradictions(rows, sizeof rows / sizeof *rows, err) && check_samples(s, n_ranks, err) &&
+           check_groups(s, n_ranks, err) && (!is_known || check_numbers(s, n_ranks, err));
 }
 
 /* ---- JSON ---- */

@@ -65,6 +65,24 @@ static bool has_name(const char *text, const char *before, const char *name) {
     return false;
 }
 
+/* The CPU's op is the reference of every card's, so a test holds it by itself: test_cpu_*.c, or of these a file of their own. */
+static bool is_held_on_cpu(const char *name) {
+    static const char *const elsewhere[][2] = {
+        {"draw_tokens",                    "dev/test/ops/test_ops_draw.c"                },
+        {"dropout",                        "dev/test/ops/test_dropout.c"                 },
+        {"linear_backward_input_row_dots", "dev/test/ops/test_ops_attention_projection.c"},
+        {"weights_from_master",            "dev/test/model/test_comm.c"                  },
+    };
+    const char *file = "dev/test/ops/test_cpu_*.c";
+    for (size_t i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
+        if (strcmp(elsewhere[i][0], name) == 0) file = elsewhere[i][1];
+    char *text = text_of(file);
+    const bool held =
+        has_name(text, "ops->", name) || has_name(text, "ops.", name) || has_name(text, "ops_cpu.", name);
+    free(text);
+    return held;
+}
+
 int main(void) {
     char *tests = text_of("dev/test/ops/test_ops*.c"), *dropout = text_of("dev/test/ops/test_dropout.c");
     for (int id = 0; id < N_OPS; id++) {
@@ -76,6 +94,9 @@ int main(void) {
                   has_name(dropout, "ops->", name),
               "%s is in ops.h, but no dev/test/ops/test_ops*.c has a row of it (llmc/model/ADD_AN_OP.md, "
               "place 5)",
+              name);
+        CHECK(is_held_on_cpu(name),
+              "%s is in ops.h, but no dev/test/ops/test_cpu_*.c calls it (llmc/model/ADD_AN_OP.md, place 6)",
               name);
     }
     free(tests);

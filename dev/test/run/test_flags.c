@@ -528,7 +528,7 @@ static void test_page(void) {
         char *expected = printed(flags_help_markdown);
         *last = '\0';
         CHECK(strcmp(first + strlen(begin), expected) == 0,
-              "%s: the flag table is not what --help-markdown prints: paste it again", page);
+              "%s: the flag table is not what --help-markdown prints; hint: make flags", page);
         free(expected);
     }
     free(text);

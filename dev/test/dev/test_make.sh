@@ -66,7 +66,7 @@ for object in llmc/base/files llmc/cuda/device/context; do
     for strict in '' 1; do
         (PATH=$bin:$PATH make -n BUILD="$work/build" NVCC="$bin/nvcc" WERROR=$strict "$work/build/$object.o") >"$work/out" 2>"$work/err"
         check "WERROR='$strict': $object has its warnings" grep -q -e -Wextra "$work/out"
-        check "WERROR='$strict': $object , errors of them" [ "$(grep -c -e -Werror "$work/out")" -eq "${strict:-0}" ]
+        check "WERROR='$strict': $object , errors of them" [ "$(grep -c -E -e '-Werror([ ,]|$)' "$work/out")" -eq "${strict:-0}" ]
     done
 done
 

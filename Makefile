@@ -223,8 +223,7 @@ compare: need-card need-torch
 # The flag table of its page, as the program has it.
 flags: train_gpt2
 	@./train_gpt2 --help-markdown >$(BUILD)/flags.md
-	@awk -v table=$(BUILD)/flags.md '/^<!-- .flags -->/ { skips = 0 } !skips { print } /^<!-- flags -->/ { while ((getline line <table) > 0) print line; skips = 1 }' llmc/run/FLAGS.md >$(BUILD)/FLAGS.md
-	@cat $(BUILD)/FLAGS.md >llmc/run/FLAGS.md
+	@sed -i -e '/^<!-- flags -->/,/^<!-- .flags -->/{//!d}' -e '/^<!-- flags -->/r $(BUILD)/flags.md' llmc/run/FLAGS.md
 clean:
 	rm -rf build train_gpt2 train_gpt2cu test_gpt2 test_gpt2cu dev/lab
 

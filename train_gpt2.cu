@@ -104,20 +104,19 @@ static double probe_loss(Training *t) {
 static bool check_state(Training *t, Error *err) {
     const double of_a_guess = log(t->run->config.vocab_size), limit = 10 + 3 * of_a_guess;
     const bool is_validated = t->val_step == t->state.step,
-               val_is_bad = is_validated && !isfinite(t->val_loss);
+               by_validation = is_validated && (!t->good.n || !isfinite(t->val_loss));
     char stands[80];
     training_what_stands(t, stands, sizeof stands);
-    if (!t->good.n && is_validated && !val_is_bad) return true; /* made up: a checkpoint's weights */
-    if (!t->good.n)
+    if (!t->good.n && !is_validated)
         return fail(err, EXIT_RUN, "checkpoint of step %lld not saved: no step went well; %s",
                     (long long)t->state.step, stands);
-    const double loss = val_is_bad ? t->val_loss : probe_loss(t);
+    const double loss = by_validation ? t->val_loss : probe_loss(t);
     if (loss <= limit) return true;
     return fail(
         err, EXIT_RUN,
         "checkpoint of step %lld not saved: the weights have diverged, their %sloss is %g where a guess "
         "has %.1f; %s",
-        (long long)t->state.step, val_is_bad ? "validation " : "", loss, of_a_guess, stands);
+        (long long)t->state.step, by_validation ? "validation " : "", loss, of_a_guess, stands);
 }
 
 /* Saves the last whole step, unless there is nothing new in it; `overlap`: while training goes on. After a bad one

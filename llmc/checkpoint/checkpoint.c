@@ -103,9 +103,8 @@ static bool look_at_place(int folder, const char *name, bool *taken, Error *err)
 /* Where the one that is there already steps aside to. Only a whole one goes afterwards: of another, which was edited or could not
  * be read, the user may want what is left. */
 static void name_aside(const Save *s, const char *name, char aside[CHECKPOINT_NAME], bool *goes) {
-    Error damage;
     struct stat info;
-    *goes = checkpoint_is_whole(s->out, name, false, &damage);
+    *goes = checkpoint_is_undamaged(s->out, name);
     checkpoint_name(aside, ".old-", s->state->step);
     for (int i = 1; !*goes; i++) {
         snprintf(aside, CHECKPOINT_NAME, "%.40s.damaged.%d", name, i);
@@ -155,6 +154,10 @@ static bool save_with_room(const Save *s, Error *err) {
            save_in(s, err);
 }
 
+static bool fail_save(int64_t step, int exit_code, const Error *cause, Error *err) {
+    return fail(err, exit_code, "checkpoint of step %lld not saved: %s", (long long)step, cause->text);
+}
+
 bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, const TrainerState *state,
                      const SaveOptions *options, Error *err) {
     Error cause;
@@ -162,9 +165,7 @@ bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, c
         return fail(err, EXIT_RUN,
                     "%s: the model was opened without an optimizer: only its weights can be saved", out);
     const int folder = directory_make(out, &cause) ? directory_open(out, &cause) : -1;
-    if (folder < 0)
-        return fail(err, EXIT_RUN, "checkpoint of step %lld not saved: %s", (long long)state->step,
-                    cause.text);
+    if (folder < 0) return fail_save(state->step, EXIT_RUN, &cause, err);
     const Save save = {out, folder, model, tokenizer, state, options};
     if (!options->snapshot) checkpoint_end_removal();
     if (!checkpoint_is_removing()) checkpoint_remove_leftovers(folder, out, false);
@@ -175,8 +176,7 @@ bool checkpoint_save(const char *out, GPT2 *model, const Tokenizer *tokenizer, c
         save_with_room(&save, &cause);
     if (ok) checkpoint_prune(folder, out, state->step, options);
     close(folder);
-    return ok || fail(err, cause.exit_code, "checkpoint of step %lld not saved: %s", (long long)state->step,
-                      cause.text);
+    return ok || fail_save(state->step, cause.exit_code, &cause, err);
 }
 
 void checkpoint_clean(const char *out) {

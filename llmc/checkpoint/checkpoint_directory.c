@@ -81,6 +81,15 @@ bool checkpoint_is_whole(const char *out, const char *name, bool with_optimizer,
     return ok;
 }
 
+bool checkpoint_is_undamaged(const char *out, const char *name) {
+    Manifest manifest;
+    Error damage;
+    if (!read_manifest(&manifest, out, name, &damage)) return false;
+    const bool ok = manifest_verify(&manifest, !manifest.model_only, &damage);
+    manifest_free(&manifest);
+    return ok;
+}
+
 bool checkpoint_looks_resumable(const char *out, const char *name, Error *err) {
     Manifest manifest;
     if (!read_manifest(&manifest, out, name, err)) return false;

@@ -22,6 +22,8 @@ typedef struct CheckpointEntry {
 bool checkpoint_entries(const char *out, CheckpointEntry **entries, int *n, Error *err);
 /* Reads OUT/NAME whole: sizes and checksums hold. */
 bool checkpoint_is_whole(const char *out, const char *name, bool with_optimizer, Error *err);
+/* The same of a checkpoint of either kind: nothing that it says it has is damaged. */
+bool checkpoint_is_undamaged(const char *out, const char *name);
 /* True where --resume could go on with OUT/NAME, by its manifest and the sizes of its files. */
 bool checkpoint_looks_resumable(const char *out, const char *name, Error *err);
 /* True of the names that a save writes, by this program and by earlier ones. */

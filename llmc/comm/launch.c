@@ -12,10 +12,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "llmc/base/error.h"
-#include "llmc/base/terminal.h"
 #include "llmc/base/parallel.h"
+#include "llmc/base/terminal.h"
 #include "place.h"
-#include "rendezvous.h"
 #include "socket.h"
 
 static const double patience = 3; /* for the others, once a rank has ended badly */
@@ -70,7 +69,7 @@ static _Noreturn void become_rank(int listening, pid_t parent, char **argv) {
 static bool start_ranks(Family *f, char **argv, Error *err) {
     const pid_t parent = getpid();
     int port = 0;
-    const int listening = rendezvous_room(f->n, err) ? socket_listen("127.0.0.1", &port, err) : -1;
+    const int listening = socket_listen("127.0.0.1", &port, err);
     if (listening < 0) return false;
     set_environment(f->n, port);
     fflush(stdout);

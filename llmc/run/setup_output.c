@@ -93,8 +93,7 @@ static int open_lock(int folder, const char *out, int make, Error *err) {
         close(fd);
         fail(err, EXIT_INPUT,
              "--out: %s/run.lock: expected the lock of a run, found a file of %lld bytes that no run wrote; "
-             "hint: "
-             "move it away, or another --out",
+             "hint: move it away, or another --out",
              out, (long long)info.st_size);
         return -1;
     }

@@ -2,12 +2,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "llmc/base/parallel.h"
 #include "llmc/base/terminal.h"
 #include "llmc/base/version.h"
 #include "llmc/comm/launch.h"
 #include "llmc/comm/transport.h"
 #include "llmc/comm/watchdog.h"
-#include "llmc/base/parallel.h"
 #include "setup.h"
 
 enum { SECONDS_TO_JOIN = 20, SECONDS_MAX = 86400, SETTINGS_BYTES = 1 << 16 };

@@ -172,6 +172,9 @@ fresh
 rm "$out/step_00000012/trainer_state.json" && cp -R "$out/step_00000012" "$work/edited" && cp -R "$work/edited" "$out/step_00000012.damaged.1"
 run $training --steps 13 --resume --out "$out"
 check "an edited checkpoint: it stays as it was, under the next name" diff -r "$work/edited" "$out/step_00000012.damaged.2"
+printf X | dd of="$out/step_00000013/optimizer.safetensors" bs=1 seek=5000 conv=notrunc 2>/dev/null
+run $training --steps 13 --resume --out "$out"
+check "a damaged optimizer: its weights stay" [ -s "$out/step_00000013.damaged.1/model.safetensors" ]
 run $training --steps 16 --keep 1 --resume --out "$out"
 check "an edited checkpoint: --keep lets it be" [ -d "$out/step_00000012.damaged.1" ] && [ -d "$out/step_00000012.damaged.2" ]
 # The run's folder is another file while it trains.

@@ -91,8 +91,8 @@ class Scaling(Parts):
         first = [("train_gpt2cu", "1", "", "0", "100.000", "163840"), ("train_gpt2cu", "1", "", "1", "102.000", "160627"), ("train_gpt2cu", "2", "", "", "104.000", "315077"),
                  ("torch", "1", "", "0", "120.000", "136533"), ("torch", "1", "", "1", "124.000", "132129"), ("torch", "2", "25", "", "150.000", "218453"),
                  ("torch", "2", "100", "", "130.000", "252062")]
-        second = [*first[:5], first[6]]
-        self.assertEqual(self.of(rows, "program", "gpus", "bucket_mb", "cards", "ms", "tok_s"), first + second, "the faster bucket goes on")
+        second = [first[6], *first[3:5], first[2], *first[:2]]
+        self.assertEqual(self.of(rows, "program", "gpus", "bucket_mb", "cards", "ms", "tok_s"), first + second, "the faster bucket goes on; the second turn is the first one backwards")
         self.assertEqual(self.of(rows, "device_gib", "compile_s", "failure")[:7], [("2.50", "", "")] * 3 + [("6.00", "12", "")] * 2 + [("7.00", "12", "")] * 2, "the rank with most memory")
         self.assertEqual(sorted(self.text("told").split("\n")[:-1]), ["1 - - 0 ", "1 - - 1 ", "2 0 0 - 100", "2 0 0 - 25", "2 1 1 - 100", "2 1 1 - 25"])
         words = sorted(self.text("words").split("\n")[:3])

@@ -45,7 +45,7 @@ HOP_US, NETWORK_HOP_US = 3.4, 14.0
 NETWORK = 360.0  # GB/s of a host: eight adapters of 400 Gb/s at nine tenths
 MEMORY = 3500.0  # GB/s that AdamW reaches on an H200
 # Percent, standard deviation of a micro-step's time between cards and from one to the next, at their power limit: with it the
-# three cases of compare_scaling.csv are within 0.5 percent.
+# four cases of compare_scaling.csv are within 0.8 percent.
 SPREAD = 4.5
 CASES = "d12:64x1024,d12:16x1024,d24:32x1024,d36:16x1024,d48:16x1024"
 MEASURED = os.path.join("dev", "results", "nvidia-h200", "compare_train.csv")

@@ -66,6 +66,13 @@ static _Noreturn void become_rank(int listening, pid_t parent, char **argv) {
     die(&err);
 }
 
+void launch_restore_name(void) {
+    FILE *name = fopen("/proc/self/comm", "w"); /* the process's, whichever thread this is */
+    if (!name) return;
+    fputs(program_invocation_short_name, name);
+    fclose(name);
+}
+
 static bool start_ranks(Family *f, char **argv, Error *err) {
     const pid_t parent = getpid();
     int port = 0;

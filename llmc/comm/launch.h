@@ -17,3 +17,6 @@ extern double launch_end_patience;
  * others: those that are left 3 s later are killed. A run that a signal ends, ends this process by that signal. Ranks
  * die with this process, however it ends. */
 int launch_ranks(const Launch *launch, char **argv);
+
+/* In a rank: it has the program's name again for ps, top and pkill, which call it exe, for the file that was executed. */
+void launch_restore_name(void);

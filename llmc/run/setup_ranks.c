@@ -18,6 +18,7 @@ bool setup_place(Run *run, Error *err) {
     const Settings *s = &run->settings;
     Place *place = &run->place;
     if (!place_find(place, err)) return false;
+    if (place->is_own) launch_restore_name();
     const bool is_started = place->is_own || place->ranks.n_ranks > 1;
     const Ranks ranks = is_started ? place->ranks : (Ranks){0, (int)s->gpus};
     run->planned_ranks = comm_planned(ranks.n_ranks);

@@ -75,6 +75,7 @@ suspend() {
         ranks=$(ranks_of $child)
         kill -TSTP $child
         await is_stopped $child $ranks
+        for p in $child $ranks; do cat "/proc/$p/comm"; done >"$work/suspended.names"
         steps=$(grep -c '"norm"' "$work/suspended/log.jsonl")
         [ "$steps" -eq 500 ] || break # else it was over before
         kill -CONT $child
@@ -188,6 +189,7 @@ fi
 
 # ---- what was begun above ----
 wait
+check "suspended: ranks are called as their parent: $(tr '\n' ' ' <"$work/suspended.names")" [ "$(sort -u "$work/suspended.names" | wc -l)" -eq 1 ]
 check "suspended: nobody trains meanwhile" [ -f "$work/stood" ]
 check "suspended: goes on to the end" [ "$(cat "$work/suspended.status")" = 0 ]
 check "suspended: not a word of it" [ ! -s "$work/suspended.err" ]

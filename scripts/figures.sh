@@ -25,6 +25,7 @@ common='
 function card() { return substr(header["card"], 1, index(header["card"], ",") - 1) }
 function plain(cell) { sub(/ .*/, "", cell); return cell }
 function model(name) { return name == "d12" ? "124M" : name == "d24" ? "350M" : name == "d36" ? "774M" : name == "d48" ? "1.5B" : name }
+function way(name) { return name ~ /^flash3/ ? "FlashAttention-3" : name ~ /^flash/ ? "FlashAttention-2" : name ~ /^cudnn/ ? "cuDNN" : name }
 function provenance() { return card() ", binary " header["commit"] "; torch " header["torch"] "; FlashAttention-3 of " header["FA3"] }
 '
 
@@ -96,7 +97,7 @@ summary() {
     inside && /^[|] d[0-9]+:/ {
         split($0, c, / *[|] */)
         split(c[2], word, /[:x]/)
-        if (c[3] != "-") line[++n] = "| training " model(word[1]) ", " word[2] " x " word[3] (c[13] ? ", `" c[13] "`" : "") ", tokens/s | " plain(c[3]) " | " plain(c[6]) " (torch.compile, " (c[7] ~ /^flash3/ ? "FlashAttention-3" : "cuDNN") ") | " c[10] " |"
+        if (c[3] != "-") line[++n] = "| training " model(word[1]) ", " word[2] " x " word[3] (c[13] ? ", `" c[13] "`" : "") ", tokens/s | " plain(c[3]) " | " plain(c[6]) " (torch.compile, " way(c[7]) ") | " c[10] " |"
     }
     END { for (i = 1; i <= n; i++) print line[i]; print "Training: " provenance() >about }' about="$work/about_training" "$results/compare_train.md"
     awk "$common"'

@@ -339,6 +339,8 @@ static const Refusal contradictions[] = {
     {"--resume --out x --eval-only",                                        {"--eval-only"}                                                        },
     {"--save-every 5",                                                      {"--save-every", "--out"}                                              },
     {"--model-only",                                                        {"--model-only", "--out"}                                              },
+    {"--model dir --export -",                                              {"--export -", "not stdout"}                                           },
+    {"--out -",                                                             {"--out -", "not stdout"}                                              },
     {"--keep 2",                                                            {"--keep", "--out"}                                                    },
     {"--keep 2 --out x",                                                    {"--keep", "--save-every"}                                             },
     {"--warmup 20 --steps 10",                                              {"--warmup 20", "--steps 10"}                                          },

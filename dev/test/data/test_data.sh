@@ -10,4 +10,4 @@ if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; t
 fi
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
-PYTHONDONTWRITEBYTECODE=1 python3 dev/test/data_checks.py "$work" "$program"
+PYTHONDONTWRITEBYTECODE=1 python3 dev/test/data/data_checks.py "$work" "$program"

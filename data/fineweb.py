@@ -29,14 +29,17 @@ def read_parquet(path):
 
 
 def download_shards(version, folder, prefix, max_shards):
-    """Fetches shards that are tokenised already; those that are there stay."""
+    """Fetches shards that are tokenised already; those that are there stay, and others of their names are an error."""
     if version not in PRETOKENIZED:
         raise common.DataError("--pretokenized: there is only --version %s" % ", ".join(PRETOKENIZED), 2)
+    state = os.path.join(folder, sharding.STATE_FILE)
+    if os.path.exists(state):
+        raise common.DataError("%s: the shards there are made from parquet, by a call without --pretokenized; hint: another --out" % state, 2)
     source = hub.Dataset(PRETOKENIZED[version])
     names = sorted(name for name in source.files() if name.startswith(prefix) and name.endswith(".bin"))
     names.sort(key=lambda name: "_val_" not in name)
     for name in names[:max_shards]:
-        path = source.fetch(name, folder)
+        path = source.fetch(name, folder, replaces=False)
         common.check_shard(path)
         common.say("%s: complete" % path)
 

@@ -26,8 +26,9 @@ class Dataset:
     def files(self):
         return self._ask(lambda api: api.list_repo_files(self.repository, repo_type="dataset", revision=self.revision))
 
-    def fetch(self, name, folder):
-        """Path of the file under folder, downloaded if it is not there already and whole."""
+    def fetch(self, name, folder, replaces=True):
+        """Path of the file under folder, downloaded if it is not there already and whole. Another file of that name is replaced, or
+        an error."""
         info = self._ask(lambda api: api.get_paths_info(self.repository, [name], repo_type="dataset",
                                                         revision=self.revision))[0]
         sha256 = info.lfs.sha256 if info.lfs else None
@@ -36,7 +37,9 @@ class Dataset:
             try:
                 common.check_file(path, info.size, sha256)
                 return path
-            except common.DataError:
+            except common.DataError as error:
+                if not replaces:
+                    raise common.DataError("%s; hint: another --out; remove it to have the hub's" % error, 2) from None
                 os.remove(path)
         common.say("downloading %s, %.1f GB" % (name, info.size / 1e9))
         self._ask(lambda api: api.hf_hub_download(self.repository, name, repo_type="dataset", revision=self.revision,

@@ -258,6 +258,8 @@ def write_page(table, folder):
     base = os.path.join(folder, table.name)
     rows, comments = read_csv(base + ".csv")
     try:
+        if not any(has_values(section, rows) for section in table.sections if section.plotted):
+            raise DamagedCsv(f"{base}.csv: none of its {len(rows)} rows belongs to table {table.number}")
         text = markdown(table, rows, comments)
     except (KeyError, ValueError) as error:
         raise DamagedCsv(f"{base}.csv: {type(error).__name__}: {error}") from None

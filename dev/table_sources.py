@@ -39,6 +39,12 @@ class Run:
     def path(self, name):
         return os.path.join(self.folder.name, name)
 
+    def new_file(self, name):
+        """Path of a file that the next command writes: what an earlier one wrote there is gone."""
+        if os.path.exists(self.path(name)):
+            os.remove(self.path(name))
+        return self.path(name)
+
     def fail(self, what, text):
         self.failed += 1
         print(f"FAIL {what}: {' '.join(text.split())[-300:]}")
@@ -93,7 +99,9 @@ def lab_words(run, ops, variants, lengths, more):
 
 
 def read_lab(path, output):
-    """Rows and comments of the lab's CSV; its skip lines are comments, too."""
+    """Rows and comments of the lab's CSV, none where it wrote none; its skip lines are comments, too."""
+    if not os.path.exists(path):
+        return [], []
     with open(path, encoding="utf-8") as file:
         reader, comments = split_csv(file.read())
     skipped = ["# " + " ".join(line.split()) for line in output.splitlines() if line.startswith("skip ")]
@@ -119,13 +127,13 @@ def lab(ops, variants, lengths, *more):
     """Timed rows, or with --check checked ones; lengths "": the op's own sizes."""
 
     def source(run):
-        path = run.path("lab.csv")
+        path = run.new_file("lab.csv")
         kind = [] if "--check" in more else ["--time", "--roofs", run.path("roofs")]
         words = lab_words(run, ops.split(","), variants, lengths, [*more, *kind, "--csv", path])
         if not words:
             return [], []
         output, _ = call(run, words)
-        return read_lab(path, output) if os.path.exists(path) else ([], [])
+        return read_lab(path, output)
 
     return source
 
@@ -147,7 +155,7 @@ def profiled(op, variants, lengths, *more):
     """Rows called once under ncu, with the bytes that it counts; without ncu the formulas alone, and a line that says so."""
 
     def source(run):
-        path = run.path("once.csv")
+        path = run.new_file("once.csv")
         words = lab_words(run, [op], variants, lengths, [*more, "--once", "--csv", path])
         if not words:
             return [], []

@@ -235,13 +235,16 @@ TABLES = [
 
 
 def make(table, run):
-    """Writes the table's three files."""
-    begun, rows, comments = time.monotonic(), [], []
+    """Writes the table's three files, unless one of its commands failed: then those that are there stay."""
+    begun, rows, comments, failed = time.monotonic(), [], [], run.failed
     for source in table.sources:
         more, lines = source(run)
         rows += more
         dated = any(line.startswith("# date ") for line in comments)
         comments += [line for line in lines if line not in comments and not (dated and line.startswith("# date "))]
+    if run.failed > failed:
+        print(f"skip {table.name}: a command of it failed; its files stay as they are")
+        return
     rows += table.derive(rows)
     if not rows:
         print(f"skip {table.name}: none of its rows runs on this machine")

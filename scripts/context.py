@@ -49,8 +49,11 @@ SUSTAINED_S, WARM_UP_S = 6.5, 1.0  # of a run; at load before the steps that cou
 SAMPLE_TOKENS = 128  # the last of a sample, those that are timed
 
 
-def n_steps(seq):
-    """Enough steps to learn how long one takes: 2^18 tokens, at most 100 steps, at least 3, or 2 where one takes many seconds."""
+def n_steps(seq, flags=()):
+    """--steps, or enough to learn how long one takes: 2^18 tokens, at most 100 steps, at least 3, or 2 where one takes many seconds."""
+    given = dict(zip(flags[0::2], flags[1::2])).get("--steps", "")
+    if given.isdigit():
+        return int(given)
     return max(3 if seq < 1 << 18 else 2, min(100, (1 << 18) // seq))
 
 
@@ -198,7 +201,7 @@ def width_of(name):
 
 def measure(args):
     """(rows of the CSV with the new ones, whether every run that was made succeeded)"""
-    (rows, comments), ok = read_rows(args.csv), True
+    (rows, comments), ok, left_out = read_rows(args.csv), True, {}  # left_out: (seq, mode): the ms that a step would take
     timed = [] if "--steps" in args.flags else [("timed", f"{SUSTAINED_S - WARM_UP_S:g} s a row or more, after {WARM_UP_S:g} s at load")]
     comments += [f"# {name}: {text or 'none'}" for name, text in provenance(commit_of(PROGRAM), more=timed)]  # of every run that added rows
     with tempfile.TemporaryDirectory() as folder:
@@ -208,9 +211,10 @@ def measure(args):
         print(*(f"{name:>{width_of(name)}}" for name in FIELDS), flush=True)
         for mode in args.modes:
             for seq in args.seq:
-                before = rows.get((seq // 2, mode), {}).get("ms")
-                expected = 4e-3 * float(before) * n_steps(seq) if before else 0
+                before = rows.get((seq // 2, mode), {}).get("ms") or left_out.get((seq // 2, mode), 0)
+                expected = 4e-3 * float(before) * n_steps(seq, args.flags)
                 if expected > args.limit:
+                    left_out[seq, mode] = 4 * float(before)
                     print(f"T = {seq}, {mode}: left out, about {expected:.0f} s; hint: --limit {expected:.0f}", file=sys.stderr)
                     continue
                 row = run_sustained(seq, mode, shard, os.path.join(folder, f"{mode}_{seq}"), args.flags, args.inference)

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Puts the default training text in place, once: data/default.txt, and data/default.source.txt, one line that says
 # what it is. In this order: the file named by the environment variable TEXT; TinyShakespeare from its public
-# address, verified; the project's own sources and README, where there is no network. What is there already stays,
-# except that TEXT replaces any other text, and a fallback is replaced once TinyShakespeare can be had.
+# address, verified; the project's own sources and README, where there is no network. What is there already stays, a
+# text without a description, too, which is yours; but TEXT replaces any other text, of which yours is kept as
+# data/default.yours.N.txt, and a fallback is replaced once TinyShakespeare can be had.
 # Usage: [TEXT=path] scripts/default_text.sh, from anywhere. Exit 2: TEXT cannot be used.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -28,9 +29,18 @@ sha256_of() {
 }
 # The partial file becomes the text. The old description goes first, so that none ever names another text.
 install_as() { # description
+    keep_yours
     rm -f "$source"
     mv "$partial" "$text" && echo "$1" >"$source" || stop "cannot write $text: is data/ writable, the disk full?" 1
     echo "default text: $1, $(($(wc -c <"$text"))) bytes in $text"
+}
+# A text that nothing describes was not put there by this script.
+keep_yours() {
+    [ -s "$text" ] && [ -z "$was" ] && ! cmp -s "$partial" "$text" || return 0
+    n=1
+    while [ -e "data/default.yours.$n.txt" ]; do n=$((n + 1)); done
+    mv "$text" "data/default.yours.$n.txt" || stop "cannot keep $text as data/default.yours.$n.txt" 1
+    echo "note: $text was your own; kept as data/default.yours.$n.txt"
 }
 # True with the verified TinyShakespeare in the partial file; otherwise says why not.
 download() {
@@ -60,7 +70,7 @@ if [ -n "${TEXT:-}" ]; then
     install_as "TEXT=$TEXT"
     exit 0
 fi
-if [ -s "$text" ] && [ -n "$was" ]; then
+if [ -s "$text" ]; then
     case $was in "the project's own"*) ;; *) exit 0 ;; esac
 fi
 if download; then
@@ -68,7 +78,7 @@ if download; then
     exit 0
 fi
 why=$(printf '%s' "$why" | tr '\n' ' ')
-if [ ! -s "$text" ] || [ -z "$was" ]; then
+if [ ! -s "$text" ]; then
     cat README.md Makefile train_gpt2.cu llmc/*/*.h llmc/*/*.c llmc/cuda/*/*.cu* >"$partial" 2>/dev/null
     [ -s "$partial" ] || stop "no TinyShakespeare ($why) and no sources to train on; pass TEXT=path" 1
     install_as "the project's own sources and README (TinyShakespeare could not be had)" >/dev/null

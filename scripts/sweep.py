@@ -31,6 +31,7 @@ from comparison import (EXIT_RUN, Output, Parser, built_trainer, check_output, c
 from run_log import Log, log_path
 
 NAME, FLAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*"), re.compile(r"--?[A-Za-z]")
+MARK = ".sweep"  # in the folder of a run: it may be removed for the run's next try
 SUMMARY = "| flags | runs | validation loss |"  # how the table of summary.md begins
 COLUMNS = ["name", "state", "steps", "val_loss", "best_val_loss", "steps_to", "seconds_to", "ms", "seconds", "flags"]
 
@@ -272,10 +273,12 @@ class Sweep:
     def start(self, run, slot):
         folder = self.folder(run)
         if os.path.isdir(folder) and os.listdir(folder):
-            if not os.path.exists(os.path.join(folder, "output.txt")):
+            if not os.path.exists(os.path.join(folder, MARK)):
                 fail(f"{folder}: is there, and not of a sweep; hint: another --out or name")
             shutil.rmtree(folder)
         os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, MARK), "w", encoding="utf-8"):
+            pass
         environment = dict(os.environ, **slot)
         if self.args.threads:
             environment["OMP_NUM_THREADS"] = str(self.args.threads)

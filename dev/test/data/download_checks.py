@@ -148,6 +148,13 @@ def test_pretokenized():
     equal("fineweb.py --pretokenized: validation first", tree(os.path.join(WORK, "out/pre")), ["fineweb_train_000001.bin", "fineweb_val_000000.bin", "gpt2_tokenizer.bin"])
     write(os.path.join(root, "fineweb_train_000001.bin"), struct.pack("<3i", 20240520, 1, 4) + bytes(1012) + bytes(6))
     refuses("fineweb.py --pretokenized: a bad header", "fineweb_train_000001.bin: header", run("fineweb.py", "--pretokenized", "--out", "out/pre2"))
+    mine = write("out/pre3/fineweb_val_000000.bin", "mine")
+    refuses("fineweb.py --pretokenized: somebody's shard", "fineweb_val_000000.bin: size: expected", run("fineweb.py", "--pretokenized", "--out", WORK + "/out/pre3"))
+    with open(mine, "rb") as file:
+        equal("fineweb.py --pretokenized: it stays", file.read(), b"mine")
+    before = tree(os.path.join(WORK, "out/the hub"))
+    refuses("fineweb.py --pretokenized: shards from parquet", "out/the hub/state.json: the shards there are made from parquet", run("fineweb.py", "--pretokenized", "--out", "out/the hub"))
+    equal("fineweb.py --pretokenized: they stay", tree(os.path.join(WORK, "out/the hub")), before)
 
 
 def test_hellaswag():

@@ -180,6 +180,15 @@ class DefaultText(Scripts):
         self.assertEqual(done.stdout, "", "the same again: nothing is done")
         self.assertEqual(self.text_of()[1], "mine, changed\n", "it stays")
 
+    def test_a_text_that_nothing_describes(self):
+        """Somebody put it there: it stays, and TEXT keeps it under another name."""
+        self.file("data/default.txt", "my novel\n")
+        done, text, source = self.text_of(DOWNLOAD=self.known("to be or not\n"))
+        self.assertEqual((done.returncode, done.stdout, done.stderr, text, source), (0, "", "", "my novel\n", None))
+        done, text, source = self.text_of(TEXT=self.file("mine.txt", "mine\n"))
+        self.assertEqual((done.returncode, text, self.text("data", "default.yours.1.txt")), (0, "mine\n", "my novel\n"))
+        self.assertIn("note: data/default.txt was your own; kept as data/default.yours.1.txt\n", done.stdout)
+
     def test_what_cannot_be_used(self):
         self.file("empty", "")
         for name, words in (("none", "expected a readable file"), ("empty", "the file is empty"), ("scripts", "expected a readable file")):

@@ -190,6 +190,7 @@ class Sweeps(Parts):
 
     def test_a_folder_of_others_is_left_alone(self):
         self.file("out/a/mine", "")
+        self.file("out/a/output.txt", "a name that anybody may have\n")
         self.refused("out/a: is there, and not of a sweep", 2, sweep.main,
                      ["--out", self.path("out"), "--program", self.trainer, "--plan", self.file("plan.tsv", "a\t--lr 2\n")])
         self.assertTrue(os.path.exists(self.path("out", "a", "mine")))

@@ -7,12 +7,14 @@ import os
 import re
 import sys
 import time
+import zlib
 
 import common
 
 CHUNK = 1 << 20  # characters of a plain text at a time
 PACKED_LINES = (".jsonl.gz", ".ndjson.gz")
 LINES, COLUMNS = (".jsonl", ".ndjson", *PACKED_LINES), ".parquet"
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)  # what a .gz raises
 HALVES = re.compile("[\ud800-\udfff]")  # JSON can escape one alone
 
 
@@ -60,7 +62,7 @@ def _lines(raw, path, field, errors):
                 yield _text_of(json.loads(line), field, "%s:%d" % (path, number), errors)
     except UnicodeDecodeError as error:
         raise common.DataError("%s: not UTF-8 after line %d: %s; hint: --replace-invalid" % (path, number, error.reason), 2) from None
-    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile) as error:
+    except (ValueError, RecursionError, *DAMAGED) as error:
         raise common.DataError("%s:%d: not a line of JSON: %s" % (path, max(number, 1), error), 2) from None
 
 
@@ -95,6 +97,10 @@ def rows(path, field="text"):
                     yield text or "", number / file.metadata.num_rows
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise common.DataError("%s: %s" % (path, error), 2) from None
+    except OSError as error:
+        if error.errno is not None:  # the system's; pyarrow's own, of damaged data, have no number
+            raise
+        raise common.DataError("%s: row %d: %s" % (path, number + 1, error), 2) from None
 
 
 # ---- files ----

@@ -11,6 +11,7 @@ import os
 import struct
 
 import common
+import documents
 
 URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
 MAGIC, VERSION, BEGIN = 20240522, 1, 2**16 - 1
@@ -25,6 +26,9 @@ def _item(value, place):
         raise common.DataError("%s: expected a text in `ctx`, found %.40r" % (place, context), 2)
     if not isinstance(endings, list) or len(endings) != 4 or not all(isinstance(text, str) for text in endings):
         raise common.DataError("%s: expected four texts in `endings`, found %.40r" % (place, endings), 2)
+    half = documents.HALVES.search("".join([context, *endings]))
+    if half:
+        raise common.DataError("%s: \\u%04x is half a surrogate pair, which is no character" % (place, ord(half.group())), 2)
     if str(label) not in ("0", "1", "2", "3"):
         raise common.DataError("%s: expected 0 to 3 in `label`, found %.40r; hint: the test set has no labels" % (place, label), 2)
     return context, endings, int(label)
@@ -39,7 +43,7 @@ def items(path):
                 if line.strip():
                     yield _item(json.loads(line), "%s:%d" % (path, number))
                 number += 1
-    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile) as error:  # not UTF-8, not JSON, cut short
+    except (ValueError, RecursionError, *documents.DAMAGED) as error:  # not UTF-8, not JSON, cut short
         raise common.DataError("%s:%d: not a line of JSON: %s" % (path, number, error), 2) from None
 
 

@@ -192,8 +192,12 @@ def test_hellaswag():
                         ('{"ctx": "", "endings": ["a", "b", "c", "d"], "label": 1}', "expected a text in `ctx`"),
                         ('{"ctx": "a", "endings": ["a", "b", "c"], "label": 1}', "expected four texts"),
                         ('{"ctx": "a", "endings": ["a", "b", "c", "d"], "label": ""}', "hint: the test set has no labels"),
+                        ('{"ctx": "a\\ud800", "endings": ["a", "b", "c", "d"], "label": 1}', "x.jsonl:1: \\ud800 is half a surrogate pair"),
                         ('{"ctx"', "x.jsonl:1: not a line of JSON"), ("\n", "x.jsonl: no items in it")):
         refuses("hellaswag.py, " + name, words, run("hellaswag.py", "--source", write("x.jsonl", name), "--tokenizer", "bytes", "--out", "out/refused"))
+    damaged = bytearray(packed)
+    damaged[12] ^= 255
+    refuses("hellaswag.py, a damaged .gz", "damaged.jsonl.gz:1: not a line of JSON", run("hellaswag.py", "--source", write("damaged.jsonl.gz", bytes(damaged)), "--out", "out/refused"))
     check("refused items leave nothing", not os.path.exists(os.path.join(WORK, "out/refused")), "")
     edit("hellaswag.py", ('"https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"', repr("file://" + WORK + "/web.jsonl")))
     refuses("hellaswag.py: no network", "hint: a local copy, as --source FILE", run("hellaswag.py", "--out", "out/web"), 1)

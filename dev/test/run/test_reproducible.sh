@@ -12,8 +12,8 @@ tiny="--layers 2 --heads 5 --channels 40 --seq 16 --batch 1 --dropout 0.1 --warm
 steps="--steps 4 --save-every 2 --eval-every 2 --eval-batches 3"
 # tensors DIR: of every checkpoint, weights and moments.
 tensors() { (cd "$1" && sha256sum step_*/*.safetensors); }
-# figures DIR: losses and norms, as they were written.
-figures() { sed -n 's/.*"step": *\([0-9]*\), *"\(loss\|val_loss\)": *\([0-9.e+-]*\).*/\1 \2 \3/p; s/.*\("norm": *[0-9.e+-]*\).*/\1/p' "$1/log.jsonl"; }
+# figures DIR: losses and norms, as they were written; a save's line comes when it is done.
+figures() { sed -n '/loss"/s/"\(step\|loss\|val_loss\|norm\)": *\([0-9.e+-]*\)/\n\1 \2\n/gp' "$1/log.jsonl" | grep -E '^(step|loss|val_loss|norm) '; }
 same() { "$1" "$2" >"$work/a" && "$1" "$3" >"$work/b" && [ -s "$work/a" ] && cmp -s "$work/a" "$work/b"; }
 differ() { ! same "$@"; }
 
@@ -26,7 +26,8 @@ for n in 1 2 3 4; do
 done
 check "the header says so" grep -q '^numerics .*, sums in a tree of 12 leaves$' "$work/out"
 check "two checkpoints" [ "$(tensors "$work/of_1" | wc -l)" -eq 4 ]
-check "six figures" [ "$(figures "$work/of_1" | wc -l)" -ge 6 ]
+check "losses and norms of four steps" [ "$(figures "$work/of_1" | grep -cE '^(loss|norm) [0-9]')" -eq 8 ]
+check "losses of two validations" [ "$(figures "$work/of_1" | grep -c '^val_loss [0-9]')" -eq 2 ]
 
 # What the tree is for: without it the same steps round differently.
 run $tiny $steps --tokens-per-step 192 --gpus 4 --out "$work/plain"

@@ -5,7 +5,7 @@
 # train: the configurations of compare_train.py, shared out between two cards or one after another on one.
 # BINARIES (default .): a folder with train_gpt2cu, build/libattention.so and build/commit. FlashAttention-3 takes part where its
 # package is installed. DEADLINE=S ends what still runs after S seconds: what was measured by then stands; LIMIT=S is
-# compare_train.py's --limit. Run from the repository root.
+# compare_train.py's --limit. Exit code 1: a run failed; the tables are of the others. Run from the repository root.
 set -eu
 case ${1:-} in -h | --help) sed -n '2,8s/^# //p' "$0" && exit ;; esac
 kind=${1:-} out=${2:-} built=${3:-.}
@@ -26,12 +26,14 @@ left() {
 }
 # attention CARD
 attention() {
+    ok=0
     for run in 1 2; do
         flags=
         [ $run = 1 ] || flags=--no-check
         timeout "$(left)" python3 scripts/compare_attention.py --device "$1" --library "$built/build/libattention.so" --rounds 2 $flags \
-            --csv "$out/attention_card$1_run$run.csv"
+            --csv "$out/attention_card$1_run$run.csv" || ok=1
     done
+    return $ok
 }
 # pass CARD NAME ARGS...: compare_train.py with a CSV of that name.
 pass() {
@@ -48,9 +50,11 @@ train() {
     1,0) pass 0 all ;;
     *,0) pass 0 a --only $first ;;
     *,1)
-        pass 1 a --only d12:4x1024
-        pass 1 b --only $second --ways cudnn/default,flash3/default
-        pass 1 c --only d24:32x1024,d48:16x1024 --ways flash3/max-autotune-no-cudagraphs
+        ok=0
+        pass 1 a --only d12:4x1024 || ok=1
+        pass 1 b --only $second --ways cudnn/default,flash3/default || ok=1
+        pass 1 c --only d24:32x1024,d48:16x1024 --ways flash3/max-autotune-no-cudagraphs || ok=1
+        return $ok
         ;;
     esac
 }
@@ -61,8 +65,12 @@ while [ "$card" -lt "$cards" ]; do
     running="$running $!"
     card=$((card + 1))
 done
-for pid in $running; do wait "$pid" || echo "note: not all of a card's runs ended well: $out/${kind}_card*.log" >&2; done
+failed=0
+for pid in $running; do
+    wait "$pid" || { failed=1 && echo "note: not all of a card's runs ended well: $out/${kind}_card*.log" >&2; }
+done
 running=
 for part in "$out/${kind}"_card*.csv.part; do [ ! -e "$part" ] || mv "$part" "${part%.part}"; done
 tail -n 3 "$out/${kind}"_card*.log
 python3 scripts/combine.py "$kind" "$out/${kind}"_card*.csv --csv "$out/compare_$kind.csv" --markdown "$out/compare_$kind.md"
+exit $failed

@@ -125,6 +125,24 @@ class Measure(Scripts):
             self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
             self.assertRegex(done.stderr, "^error: .*" + words)
 
+    def test_a_run_that_fails(self):
+        """What comes behind it is measured, and the exit code says it."""
+        self.program("bin/nvidia-smi", "#!/bin/sh\necho 'GPU 0: a card'\n")
+        self.program("bin/python3", "#!/bin/sh\necho \"$*\" >>said\ncase $* in *$BAD*) exit 1 ;; esac\n")
+        os.mkdir(self.path("out"))
+        for bad, code, kind, commands in (("card0_run1", 1, "attention", 3), ("nothing", 0, "attention", 3), ("card0_all", 1, "train", 2)):
+            done = self.run_shell("measure.sh", kind, "out", BAD=bad)
+            self.assertEqual((done.returncode, "note: not all of a card's runs ended well" in done.stderr), (code, code == 1), done.stderr)
+            self.assertEqual(len(self.text("said").splitlines()), commands, "the comparison's runs, and the table of them")
+            os.remove(self.path("said"))
+
+    def test_a_program_that_is_missing(self):
+        self.program("bin/nvidia-smi", "#!/bin/sh\necho 'GPU 0: a card'\n")
+        shard = self.file("a.bin", "")
+        os.mkdir(self.path("out"))
+        done = self.run_shell("measure_trainer.sh", "out", shard, shard)
+        self.assertEqual((done.returncode, done.stderr.count("note: a part of the runs failed")), (1, 2), done.stderr)
+
 
 class DefaultText(Scripts):
     def setUp(self):

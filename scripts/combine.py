@@ -22,6 +22,9 @@ MUST_DROPOUT = 1.8  # the same with dropout
 SAME = ("commit", "torch", "triton", "FA3")  # what runs must have in common to stand in one table
 LOSS_APART = 0.25  # of the last losses of two programs: random tokens, so both are near ln(50257)
 KERNELS = ("ours", "FA3", "cuDNN", "FA2")
+READ = {"attention": ("head_size", "mask", "T", "direction", "kernel", "tflops", "error", "bits", "check"),  # columns of the runs
+        "train": ("configuration", "program", "attention", "mode", "flags", "ms", "tok_s", "timed_s", "compile_s", "memory_gib", "device_gib",
+                  "loss", "failure")}
 NO_PEERS = ("ours", "plain", "packed")  # plain: ours without dropout; packed: cuDNN once more, through autograd
 Run = collections.namedtuple("Run", "path header rows")
 
@@ -36,12 +39,13 @@ def read_run(path):
     return Run(path, header, [row for row in reader if None not in row and None not in row.values()])  # a run that was ended: its last row is torn
 
 
-def read_runs(paths, column):
-    """The runs; ends the program where one is of another kind, or of other binaries than the first."""
+def read_runs(paths, columns):
+    """The runs; ends the program where one lacks a column, or is of other binaries than the first."""
     runs = [read_run(path) for path in paths]
     for run in runs:
-        if not run.rows or column not in run.rows[0]:
-            fail(f"{run.path}: expected rows with a column {column}, found {', '.join(run.rows[0]) if run.rows else 'none'}")
+        missing = [column for column in columns if not run.rows or column not in run.rows[0]]
+        if missing:
+            fail(f"{run.path}: expected rows with a column {missing[0]}, found {', '.join(run.rows[0]) if run.rows else 'none'}")
         for name in SAME:
             if run.header.get(name) != runs[0].header.get(name):
                 fail(f"{run.path}: {name}: expected {runs[0].header.get(name)}, as {paths[0]} has, found {run.header.get(name)}")
@@ -280,7 +284,7 @@ def main():
     parser.add_argument("--csv", metavar="FILE")
     parser.add_argument("--markdown", metavar="FILE")
     arguments = parser.parse_args()
-    runs = read_runs(arguments.runs, "tflops" if arguments.kind == "attention" else "configuration")
+    runs = read_runs(arguments.runs, READ[arguments.kind])
     report = Report(arguments.csv, arguments.markdown)
     report.header(header_of(runs))
     if arguments.kind == "attention":

@@ -176,7 +176,8 @@ def read_rows(path):
             reader, comments = split_csv(file.read())
         if reader.fieldnames != FIELDS:
             fail(f"--csv {path}: expected the columns {','.join(FIELDS)}, found {','.join(reader.fieldnames or [])}")
-        return {(int(row["T"]), row["mode"]): row for row in reader if row["mode"] in MODES}, comments
+        whole = [row for row in reader if None not in row and None not in row.values()]  # a run that was ended: its last row is torn
+        return {(int(row["T"]), row["mode"]): row for row in whole if row["mode"] in MODES}, comments
     except FileNotFoundError:
         return {}, []
     except (OSError, ValueError) as error:

@@ -31,6 +31,13 @@ def _is(value, *types):
     return isinstance(value, types) and not isinstance(value, bool)
 
 
+def _is_header(run):
+    if not isinstance(run, dict) or not _is(run.get("first_step", 0), int) or not _is(run.get("parameters") or 0, int):
+        return False
+    argv = run.get("argv") or []
+    return isinstance(argv, list) and all(isinstance(word, str) for word in argv)
+
+
 def parse(line):
     """(kind, row) of a line, or None for one of no kind that is known; ValueError where it is no line of a log."""
     row = json.loads(line)
@@ -38,12 +45,12 @@ def parse(line):
         raise ValueError
     kind = next((kind for kind in KINDS if kind in row), None)
     if kind == "run":
-        if not isinstance(row["run"], dict) or not _is(row["run"].get("first_step", 0), int):
+        if not _is_header(row["run"]):
             raise ValueError
         return kind, row["run"]
     if kind is None:
         return None
-    if not _is(row.get("step"), int) or row["step"] < 0:
+    if not _is(row.get("step"), int) or not 0 <= row["step"] < 1 << 63:
         raise ValueError
     for name, value in row.items():
         if value is not None and not (isinstance(value, str) if name in TEXTS else _is(value, int, float)):

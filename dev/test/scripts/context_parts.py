@@ -170,8 +170,11 @@ class Rows(Context):
     def test_another_table(self):
         path = self.file("x.csv", "a,b\n1,2\n")
         self.refused("expected the columns T,mode", 2, context.read_rows, path)
-        path = self.file("y.csv", ",".join(context.FIELDS) + "\nx,flash\n")
+        rest = "," * (len(context.FIELDS) - 2)
+        path = self.file("y.csv", ",".join(context.FIELDS) + f"\nx,flash{rest}\n")
         self.refused("cannot be read", 2, context.read_rows, path)
+        path = self.file("z.csv", ",".join(context.FIELDS) + f"\n64,flash{rest}\n128,flash,5\n")
+        self.assertEqual(set(context.read_rows(path)[0]), {(64, "flash")}, "a torn row is left out")
 
 
 class Program(Context):

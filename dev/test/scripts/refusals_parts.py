@@ -75,7 +75,7 @@ class Comparisons(Parts):
                                       ("compare_scaling", "README.md: expected a token shard", "--train", "README.md"),
                                       ("scaling", "/none.csv: cannot be read", "--check", f"{none}.csv"),
                                       ("combine", "/none.csv: cannot be read", "attention", f"{none}.csv"),
-                                      ("combine", "README.md: expected rows with a column tflops", "attention", "README.md"),
+                                      ("combine", "README.md: expected rows with a column head_size", "attention", "README.md"),
                                       ("context", "README.md: expected the columns T,mode", "--plot-only", "--csv", "README.md"),
                                       ("context", "/none/x.png: cannot be written: no such folder", "--png", f"{none}/x.png"),
                                       ("sweep", "/none/x.png: cannot be written: no such folder", "--out", self.path("sweep"), "--grid", "--lr 1",

@@ -489,10 +489,10 @@ class Combined(Parts):
     def test_runs_that_do_not_go_together(self):
         paths = [self.file(name, f"# commit: {commit}\n# torch: 2\nconfiguration,ms\na,1\nb\n") for name, commit in (
             ("a.csv", "01"), ("b.csv", "01"), ("c.csv", "02"))]
-        runs = combine.read_runs(paths[:2], "configuration")
+        runs = combine.read_runs(paths[:2], ["configuration"])
         self.assertEqual([run.rows for run in runs], [[{"configuration": "a", "ms": "1"}]] * 2, "a torn row is left out")
-        self.refused("c.csv: commit: expected 01, as .*a.csv has, found 02", 2, combine.read_runs, paths, "configuration")
-        self.refused("a.csv: expected rows with a column tflops, found configuration, ms", 2, combine.read_runs, paths, "tflops")
+        self.refused("c.csv: commit: expected 01, as .*a.csv has, found 02", 2, combine.read_runs, paths, ["configuration"])
+        self.refused("a.csv: expected rows with a column tflops, found configuration, ms", 2, combine.read_runs, paths, ["ms", "tflops"])
 
 
 class RandomShard(Parts):
@@ -509,6 +509,16 @@ class RandomShard(Parts):
             x = (x * 6364136223846793005 + 1442695040888963407) % 2**64
             expected.append(x // 2**33 % 50257)
         self.assertEqual(tokens.tolist(), expected)
+        self.assertEqual(os.listdir(self.folder), ["x.bin"])
+        self.assertIs(random_shard.is_there(path), True)
+
+    def test_a_file_that_is_there(self):
+        self.assertIs(random_shard.is_there(self.path("none.bin")), False)
+        self.refused("novel.bin: is there, and another file", 2, random_shard.is_there, self.file("novel.bin", "mine"))
+        cut = self.file("cut.bin", random_shard.header().tobytes())
+        self.refused("cut.bin: is there, and another file", 2, random_shard.is_there, cut)
+        self.replace(sys, "argv", ["random_shard.py", cut])
+        self.refused("cut.bin: is there, and another file", 2, random_shard.main)
 
     def test_a_full_disk(self):
         """A failure at run time; a folder that is not there is bad input."""

@@ -231,7 +231,7 @@ static void settle_aside(int folder, const char *out, const char *aside) {
     snprintf(entry.name, sizeof entry.name, "%s", aside);
     checkpoint_name(name, "", entry.step);
     if (exists(folder, name, NULL)) {
-        if (is_link || checkpoint_is_whole(out, name, false, &ignored)) checkpoint_remove(folder, out, aside);
+        if (is_link || checkpoint_is_undamaged(out, name)) checkpoint_remove(folder, out, aside);
     } else if (is_link && !looks_whole(out, &entry, NULL)) {
         checkpoint_remove(folder, out, aside);
     } else if (renameat(folder, aside, folder, name) == 0) {
@@ -362,9 +362,8 @@ void checkpoint_prune(int folder, const char *out, int64_t step, const SaveOptio
 /* True where every byte of the newest checkpoint up to `step` is as it was written. */
 static bool newest_is_whole(const char *out, int64_t step) {
     int n;
-    Error ignored;
     CheckpointEntry *whole = list_whole(out, step, NULL, &n);
-    const bool ok = n > 0 && checkpoint_is_whole(out, whole[0].name, false, &ignored);
+    const bool ok = n > 0 && checkpoint_is_undamaged(out, whole[0].name);
     free(whole);
     return ok;
 }

@@ -20,7 +20,8 @@ typedef struct CheckpointEntry {
 
 /* All OUT/step_* and OUT/.old-step_*, the newest first, of one step that in its place first; malloc'ed. */
 bool checkpoint_entries(const char *out, CheckpointEntry **entries, int *n, Error *err);
-/* Reads OUT/NAME whole: sizes and checksums hold. */
+/* Reads OUT/NAME: sizes and checksums hold of its weights and, `with_optimizer`, of the optimizer's file, without which it is
+ * not whole then. */
 bool checkpoint_is_whole(const char *out, const char *name, bool with_optimizer, Error *err);
 /* The same of a checkpoint of either kind: nothing that it says it has is damaged. */
 bool checkpoint_is_undamaged(const char *out, const char *name);

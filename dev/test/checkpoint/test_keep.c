@@ -180,13 +180,15 @@ static void test_no_room(int keep, const char *stay) {
 }
 
 /* Where the newest is not what was written, nothing older goes before the save. */
-static void test_no_room_beside_damage(void) {
+static void test_no_room_beside_damage(const char *out, const char *file) {
     Error err = {0};
-    for (int step = 1; step <= 3; step++) CHECK(save(path_of("worn"), 1, step, 0, &err), "%s", err.text);
-    flip_bit(path_of("worn/step_00000003/model.safetensors"), 80000);
+    char damaged[128];
+    snprintf(damaged, sizeof damaged, "%s/step_00000003/%s", out, file);
+    for (int step = 1; step <= 3; step++) CHECK(save(path_of(out), 1, step, 0, &err), "%s", err.text);
+    flip_bit(path_of(damaged), 80000);
     fake_room = 0;
-    CHECK(!save(path_of("worn"), 2, 4, 2, &err) && strcmp(steps_in(path_of("worn")), "1 2 3") == 0, "%s stay",
-          steps_in(path_of("worn")));
+    CHECK(!save(path_of(out), 2, 4, 2, &err) && strcmp(steps_in(path_of(out)), "1 2 3") == 0, "%s stay",
+          steps_in(path_of(out)));
     fake_room = -1;
 }
 
@@ -235,16 +237,20 @@ static void test_moved_aside(void) {
 }
 
 /* Where the successor of one that was moved aside is damaged, both stay and the old one is found. */
-static void test_damaged_successor(void) {
+static void test_damaged_successor(const char *out, const char *file) {
     Error err = {0};
-    char aside[64] = "successor/.old-step_00000001-1";
-    CHECK(save(path_of("successor"), 1, 1, 0, &err), "%s", err.text);
-    CHECK(rename(path_of("successor/step_00000001"), path_of(aside)) == 0, "rename");
-    CHECK(save(path_of("successor"), 2, 1, 0, &err), "%s", err.text);
-    flip_bit(path_of("successor/step_00000001/model.safetensors"), 80000);
-    CHECK(newest_seed(path_of("successor")) == 1, "the whole one is not found");
-    checkpoint_clean(path_of("successor"));
-    CHECK(count_names(path_of("successor"), "") == 2, "one of them is gone");
+    char placed[128], aside[128], damaged[192];
+    snprintf(placed, sizeof placed, "%s/step_00000001", out);
+    snprintf(aside, sizeof aside, "%s/.old-step_00000001-1", out);
+    snprintf(damaged, sizeof damaged, "%s/%s", placed, file);
+    CHECK(save(path_of(out), 1, 1, 0, &err), "%s", err.text);
+    CHECK(rename(path_of(placed), path_of(aside)) == 0, "rename");
+    CHECK(save(path_of(out), 2, 1, 0, &err), "%s", err.text);
+    flip_bit(path_of(damaged), 80000);
+    if (strcmp(file, "model.safetensors") == 0) /* weights alone are read to sample from them */
+        CHECK(newest_seed(path_of(out)) == 1, "the whole one is not found");
+    checkpoint_clean(path_of(out));
+    CHECK(count_names(path_of(out), "") == 2, "%s: one of them is gone", file);
 }
 
 /* What dead runs left goes when the next run has the lock, also where a process of that number lives; a save alone
@@ -281,10 +287,12 @@ int main(void) {
     test_no_room(2, "3");
     test_no_room(3, "2 3");
     test_no_room(4, "1 2 3");
-    test_no_room_beside_damage();
+    test_no_room_beside_damage("worn", "model.safetensors");
+    test_no_room_beside_damage("worn_optimizer", "optimizer.safetensors");
     test_bytes();
     test_moved_aside();
-    test_damaged_successor();
+    test_damaged_successor("successor", "model.safetensors");
+    test_damaged_successor("successor_optimizer", "optimizer.safetensors");
     test_leftovers();
     gpt2_close(&model);
     remove_tree(folder);

@@ -7,7 +7,7 @@
 #: make dev              dev/lab: checks and times every op and every variant of it; build/bench_cpu
 #: make tables           the tables and plots of the ladder of attention, on this machine's card: dev/results/
 #: make bench            times the trainer's CUDA ops and a training step of GPT-2 124M on this machine's card
-#: make compare          attention and training steps beside PyTorch, on the same card in the same run (needs torch; 15 minutes)
+#: make compare          attention and training steps beside PyTorch, on the same card in the same run (needs torch; 21 minutes)
 #: make flags            the flag table of llmc/run/FLAGS.md, from the program
 #: make lint             format, warnings of gcc and clang, length of functions, layers of folders; NVCC= leaves out the kernels (minutes)
 #: make mutants          some hundred small faults, one at a time: does a test see each? (dev/mutants/README.md)

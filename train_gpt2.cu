@@ -143,10 +143,11 @@ static bool save(Training *t, bool overlap, Error *err) {
 static void save_in_training(Training *t, bool best_only) {
     Error err = {0};
     t->state.best_only = best_only;
-    if (t->run->settings.out && t->bad_in_a_row)
+    if (t->run->settings.out && t->bad_in_a_row) {
         console_note(&t->console, "checkpoint of step %lld left out: its update was skipped",
                      (long long)t->state.step);
-    else if (!save(t, true, &err)) {
+        t->saving.retry_step = t->state.step + 1;
+    } else if (!save(t, true, &err)) {
         const bool diverged = !t->saving.retry_step;
         if (diverged) /* on all ranks; a disk fails on rank 0 */
             console_note(&t->console, "%s", err.text);

@@ -18,6 +18,7 @@ EXIT_RUN, EXIT_INPUT = 1, 2  # as in llmc/base/error.h
 FLASH3_PACKAGES = ["flash_attn_3", "xformers"]  # either brings FlashAttention-3's operators
 
 
+# data/common.py has one, too: a folder of scripts is copied and used by itself, so it imports nothing of the other.
 def printable(text):
     """Its words on one line; what a terminal would obey (control codes, direction marks, bytes that are no text) becomes '?'."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(str(text).split()))

@@ -465,7 +465,7 @@ def parse_arguments(arguments=None):
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the sweep: a folder a run, results.tsv, summary.md")
     parser.add_argument("--plan", metavar="FILE", help="runs: a .tsv of names and flags, or a .json")
     parser.add_argument("--grid", nargs="+", metavar="AXIS", default=[], help="runs: '--lr 3e-4,6e-4' and so on, every combination")
-    parser.add_argument("--flags", default="", metavar="FLAGS", help="of every run, before its own")
+    parser.add_argument("--flags", default="", metavar="FLAGS", help="of every run, before its own; one switch alone as --flags=--documents")
     parser.add_argument("--program", help="default ./train_gpt2cu, or ./train_gpt2 where only that is built")
     parser.add_argument("--cards", type=cards, default=[], metavar="LIST", help="GPUs, such as 0,1: one run at a time on each")
     parser.add_argument("--workers", type=integer(1, 4096), default=1, metavar="N", help="runs at a time, where --cards names none")

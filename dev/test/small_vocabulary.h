@@ -20,6 +20,17 @@ __attribute__((unused)) static size_t append(uint8_t *file, size_t at, const cha
     return at + 1 + length;
 }
 
+/* A file of the test's folder, as text; until the next call. */
+__attribute__((unused)) static char *text_of(const char *name) {
+    static char buffer[1 << 16];
+    FILE *file = fopen(path_of(name), "rb");
+    size_t n = file ? fread(buffer, 1, sizeof buffer - 1, file) : 0;
+    CHECK(file && n > 0, "cannot read %s", name);
+    buffer[n] = 0;
+    if (file) fclose(file);
+    return buffer;
+}
+
 /* The small vocabulary as a tokenizer .bin; its size. */
 __attribute__((unused)) static size_t make_bin(uint8_t file[4096]) {
     uint32_t header[256] = {20240328, 2, N_TOKENS, EOT};

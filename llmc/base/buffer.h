@@ -9,6 +9,7 @@ typedef struct Buffer {
     bool failed; /* out of memory: bytes are missing */
 } Buffer;
 
+/* Copies the bytes. Without memory `failed` is set, and later calls do nothing. */
 void buffer_append(Buffer *buffer, const void *bytes, size_t n);
 /* Leaves {0}. */
 void buffer_free(Buffer *buffer);

@@ -1,7 +1,8 @@
 /* Errors as values: one clear line that says what, where, expected, found, and a hint.
  *
- * A function that can fail takes an Error and returns false (or NULL) through fail(); only main() prints and
- * exits. So a reader can be fuzzed, and a damaged checkpoint can be skipped instead of ending the run. */
+ * A function that can fail takes an Error and returns false (or NULL) through fail(); main() prints and exits. So a reader
+ * can be fuzzed, and a damaged checkpoint can be skipped instead of ending the run. What nobody could go on from calls die()
+ * where it is: no memory for a small thing (must_allocate), a device that fails, a rank whose others end. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

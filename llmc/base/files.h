@@ -57,6 +57,7 @@ typedef struct OutFile {
 
 /* Creates the file; one of that name must not exist. */
 bool outfile_open(OutFile *file, const char *path, Error *err);
+/* Through a buffer: what does not fit on the disk may be said by a later call, by outfile_close at the latest. */
 bool outfile_write(OutFile *file, const void *data, size_t n, Error *err);
 /* The bytes at `offset`, past the buffer and its checksum: for several threads at once. outfile_count then counts what
  * they wrote, n bytes of checksum crc, behind what the file has. */

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+#include "cgroup.h"
 
 /* A pause takes about 15 ns: idle threads spin for 30 us, which covers the serial code between two ops. */
 enum { SPINS = 2000, YIELDS = 100, STACK_BYTES = 4 << 20 };
@@ -121,8 +122,10 @@ void cpu_parallel_for(int64_t n_tasks, void (*task)(const void *args, int64_t i)
     for (int i = 0; atomic_load(&pool.n_done) < n_tasks; i++) wait_a_little(i);
 }
 
-/* The first numbers of a file of a cgroup. */
-static bool read_numbers(const char *path, int n, long long *first, long long *second) {
+/* The numbers that a file of a cgroup begins with, or false. */
+static bool read_numbers(const char *cgroup, const char *name, int n, long long *first, long long *second) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", cgroup, name);
     FILE *file = fopen(path, "r");
     if (!file) return false;
     const int found = n == 1 ? fscanf(file, "%lld", first) : fscanf(file, "%lld %lld", first, second);
@@ -130,14 +133,26 @@ static bool read_numbers(const char *path, int n, long long *first, long long *s
     return found == n;
 }
 
-/* Cores' worth of time that a container's quota allows (cgroups of version 2, or 1), or 0 where there is none. Threads
- * beyond it are stopped for most of each 100 ms, and the others wait for them. */
-static int quota_cores(void) {
+/* *cores: the least so far, 0 where there is no quota. Version 2 of cgroups, or 1. */
+static void limit_cores(const char *cgroup, void *cores) {
     long long quota = 0, period = 0;
-    const bool known = read_numbers("/sys/fs/cgroup/cpu.max", 2, &quota, &period) ||
-                       (read_numbers("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", 1, &quota, NULL) &&
-                        read_numbers("/sys/fs/cgroup/cpu/cpu.cfs_period_us", 1, &period, NULL));
-    return known && quota > 0 && period > 0 ? (int)ceil_div(quota, period) : 0;
+    int *least = cores;
+    const bool known = read_numbers(cgroup, "cpu.max", 2, &quota, &period) ||
+                       (read_numbers(cgroup, "cpu.cfs_quota_us", 1, &quota, NULL) &&
+                        read_numbers(cgroup, "cpu.cfs_period_us", 1, &period, NULL));
+    if (!known || quota <= 0 || period <= 0) return;
+    const int worth = (int)ceil_div(quota, period);
+    if (*least == 0 || worth < *least) *least = worth;
+}
+
+/* Cores' worth of time that the quota of a container, a job or a service allows, or 0 where there is none. Threads beyond it are
+ * stopped for most of each 100 ms, and the others wait for them. */
+static int quota_cores(void) {
+    int cores = 0;
+    cgroup_each("/sys/fs/cgroup", "", limit_cores, &cores);
+    cgroup_each("/sys/fs/cgroup/cpu", "cpu", limit_cores, &cores);
+    cgroup_each("/sys/fs/cgroup/cpu", "cpu,cpuacct", limit_cores, &cores);
+    return cores;
 }
 
 static int cores_of_affinity(void) {

@@ -185,11 +185,12 @@ bool checkpoint_is_removing(void) {
 static void begin_removal(int folder, const char *out) {
     Error ignored;
     if (!removal.n || !path_copy(removal.out, out, &ignored)) return;
-    removal.folder = dup(folder);
-    removal.running = removal.folder >= 0 && thread_start(&removal.thread, remove_names, NULL);
+    const int own = dup(folder);
+    removal.folder = own >= 0 ? own : folder;
+    removal.running = own >= 0 && thread_start(&removal.thread, remove_names, NULL);
     if (removal.running) return;
     remove_names(NULL);
-    if (removal.folder >= 0) close(removal.folder);
+    if (own >= 0) close(own);
 }
 
 /* Renamed first, so that a kill on the way leaves nothing that looks like a checkpoint; what holds files of others

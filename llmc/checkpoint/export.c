@@ -225,7 +225,7 @@ bool export_check(const char *path, ExportType type, const GPT2Config *config, c
 
 /* ---- into place ---- */
 
-/* What exports of that name left that were killed: ".tmp-NAME-PID" of a process that is no more. */
+/* What exports of that name left that were killed: ".tmp-NAME-PID" of a process that is no more, or of this one's number. */
 static void remove_leftovers(int folder, const Target *t) {
     char prefix[PATH_MAX + 8], **names;
     int n;
@@ -236,7 +236,7 @@ static void remove_leftovers(int folder, const Target *t) {
         const char *digits = names[i] + strlen(prefix);
         const long pid = strtol(digits, NULL, 10);
         const bool is_ours = *digits && strspn(digits, "0123456789") == strlen(digits) && pid > 0;
-        if (is_ours && kill((pid_t)pid, 0) && errno == ESRCH)
+        if (is_ours && (pid == getpid() || (kill((pid_t)pid, 0) && errno == ESRCH)))
             directory_remove(folder, names[i], NULL, &ignored);
     }
     names_free(names, n);

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "cpu.h"
+#include "llmc/base/cgroup.h"
 #include "llmc/base/clock.h"
 #include "matmul.h"
 #include "llmc/base/parallel.h"
@@ -77,42 +78,27 @@ void cpu_limit_memory(const char *cgroup, size_t *free_bytes, size_t *total_byte
     if (left < *free_bytes) *free_bytes = left;
 }
 
-/* The path in this process's line "ID:CONTROLLERS:PATH"; `key` is ":CONTROLLERS:". */
-static bool own_cgroup(const char *key, char *own, size_t size) {
-    char line[512], *at = NULL;
-    FILE *file = fopen("/proc/self/cgroup", "r");
-    if (!file) return false;
-    while (!at && fgets(line, sizeof line, file)) at = strstr(line, key);
-    fclose(file);
-    if (!at) return false;
-    snprintf(own, size, "%s", at + strlen(key));
-    own[strcspn(own, "\n")] = 0;
-    return true;
-}
+typedef struct Room {
+    size_t free, total;
+} Room;
 
-/* Of this process's cgroup and of those above it; in a container its own is the root. */
-static void limit_by_cgroups(const char *root, const char *key, size_t *free_bytes, size_t *total_bytes) {
-    char own[512], path[64 + sizeof own], *end;
-    if (!own_cgroup(key, own, sizeof own)) return;
-    snprintf(path, sizeof path, "%s%s", root, own);
-    do {
-        cpu_limit_memory(path, free_bytes, total_bytes);
-        end = strrchr(path + strlen(root), '/');
-        if (end) *end = 0;
-    } while (end);
+static void limit_room(const char *cgroup, void *user) {
+    Room *room = user;
+    cpu_limit_memory(cgroup, &room->free, &room->total);
 }
 
 /* ---- memory ---- */
 
 static void cpu_memory_info(size_t *free_bytes, size_t *total_bytes) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    *total_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * page;
-    *free_bytes = *total_bytes;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), total = (size_t)sysconf(_SC_PHYS_PAGES) * page;
+    Room room = {.free = total, .total = total};
     char kilobytes[64];
     if (proc_value("/proc/meminfo", "MemAvailable", kilobytes, sizeof kilobytes))
-        *free_bytes = (size_t)strtoull(kilobytes, NULL, 10) * 1024;
-    limit_by_cgroups("/sys/fs/cgroup", "::", free_bytes, total_bytes); /* version 2 has one tree */
-    limit_by_cgroups("/sys/fs/cgroup/memory", ":memory:", free_bytes, total_bytes);
+        room.free = (size_t)strtoull(kilobytes, NULL, 10) * 1024;
+    cgroup_each("/sys/fs/cgroup", "", limit_room, &room); /* version 2 has one tree */
+    cgroup_each("/sys/fs/cgroup/memory", "memory", limit_room, &room);
+    *free_bytes = room.free;
+    *total_bytes = room.total;
 }
 
 /* The kernel hands out address space that it cannot back and kills the process later, so what is free now

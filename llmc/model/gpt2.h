@@ -217,7 +217,8 @@ float gpt2_eval(GPT2 *model, const int32_t *tokens, const int32_t *targets, int 
  * model was opened for, where B*T and T are not. */
 const float *gpt2_losses(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T);
 /* One optimizer step: begin, n_micro_steps micro-steps (gradients +=, each weighted by its part of all ranks' tokens),
- * update. In the last micro-step gradients are reduced over the ranks, layer by layer, as they become final. */
+ * update. In the last micro-step gradients are reduced over the ranks, layer by layer, as they become final.
+ * weight: this micro-batch's tokens over those of the step, all ranks'; the loss's gradient is weight / (B*T) a token. */
 void gpt2_begin_step(GPT2 *model, int64_t n_micro_steps);
 void gpt2_micro_step(GPT2 *model, const int32_t *tokens, const int32_t *targets, int B, int T, float weight);
 /* Between begin and update: the run is to end behind this step, on all ranks. */
@@ -240,6 +241,8 @@ StepStats gpt2_take_stats(GPT2 *model, int slot);
 floatX *gpt2_activation(const GPT2 *model, ActivationId id, int layer);
 /* Device address of a weight tensor of a layer. */
 floatX *gpt2_weight(const GPT2 *model, TensorId id, int layer);
+/* The same of its gradient, fp32, of this rank's own tokens; behind the last micro-step of several ranks the own part alone is the
+ * sum of all. */
 float *gpt2_grad(const GPT2 *model, TensorId id, int layer);
 
 /* Model FLOPs per token, of matrix products alone: 6 N + 12 L C K, N the weights of the linear layers and of the head

@@ -245,10 +245,12 @@ static bool accept(Sampler *s, int b, int position, int token, Error *err) {
                     -token, s->model.config.vocab_size, s->n_taken + 1);
     q->window[position] = token;
     if (q->ended) return true;
-    if (ends_text(s, token))
+    if (ends_text(s, token)) {
+        send(s, b, q->held, q->n_held);
         end_sequence(s, b);
-    else
+    } else {
         emit(s, b, token);
+    }
     return true;
 }
 

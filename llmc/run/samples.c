@@ -151,7 +151,7 @@ static void say_what(const Settings *s) {
 }
 
 /* Another's model may end its texts at more tokens than end-of-text. */
-static void name_other_end(const Run *run) {
+static void note_other_end(const Run *run) {
     if (!run->tokenizer) return;
     size_t n = 0;
     const int token = hf_config_other_end(run->model_path, tokenizer_vocab_size(run->tokenizer),
@@ -184,7 +184,7 @@ bool samples_alone(Run *run, int64_t step, Error *err) {
     SampleRates rates;
     console_open(&console, stdout, 0, 0);
     say_what(s);
-    if (!s->stop) name_other_end(run);
+    if (!s->stop) note_other_end(run);
     if (s->chat) return chat(run, &console, options, err);
     Texts texts = {.console = &console, .frames = frames_of_stdout(), .step = step};
     const bool ok =

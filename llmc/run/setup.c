@@ -58,7 +58,7 @@ bool setup_prompt(Run *run, Error *err) {
     if (!run->prompt) return fail_flag("prompt-file", err);
     return strlen(run->prompt) == size ||
            fail(err, EXIT_INPUT, "--prompt-file: %s: byte %zu is 0, expected text", s->prompt_file,
-                strlen(run->prompt) + 1);
+                strlen(run->prompt));
 }
 
 /* ---- model size ---- */

@@ -46,9 +46,9 @@ typedef struct Run {
     Output output;
     char signature[SIGNATURE]; /* what run.lock holds of this run, and of no other; "": nothing yet */
     bool cpu_instead;          /* --device auto found no card, though the program could use one */
-    Comm *context;             /* with those among them that share its sequences out; NULL: whole sequences */
-    Comm planned;              /* stands for context in a memory plan */
-    Place place;               /* of this process, as the launcher says */
+    Comm *context; /* with those of comm's ranks that share its sequences out; NULL: whole sequences */
+    Comm planned;  /* stands for context in a memory plan */
+    Place place;   /* of this process, as the launcher says */
     Rendezvous rendezvous;
     Comm planned_ranks; /* comm, before the others are there */
     Comm *comm; /* with the ranks that train together; rank 0 prints, samples, logs, locks and saves */
@@ -149,7 +149,7 @@ void setup_print_device(const Run *run);
 /* One row for the model's size, one for its tokenizer. */
 void setup_print_model(const Run *run);
 void setup_print_tokenizer(const Run *run);
-/* --memory: prints the plan tensor by tensor; allocates nothing. */
+/* Prints the memory plan by kind, with --memory tensor by tensor; allocates nothing. */
 void setup_print_memory(const Run *run);
 /* Bytes that the run takes on the device, measured, to compare with the plan: on a card all that it has less free than
  * before, whoever took it. 0: not known. */

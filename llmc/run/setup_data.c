@@ -104,7 +104,7 @@ static bool is_trained_on(const Run *run, const char *file) {
 }
 
 /* A wide pattern for --train takes the validation shard in. */
-static void name_shared_file(const Run *run) {
+static void note_shared_file(const Run *run) {
     for (int i = 0; i < dataloader_n_files(run->val); i++) {
         const char *file = dataloader_file(run->val, i);
         if (!is_trained_on(run, file)) continue;
@@ -118,7 +118,7 @@ bool setup_fail_val(const Run *run, Error *err) {
 }
 
 /* What is no UTF-8, Latin-1 say, is trained on all the same, byte by byte: the first such place is named. */
-static void name_not_utf8(const DataLoader *loader) {
+static void note_not_utf8(const DataLoader *loader) {
     int n = 0, first = 0;
     for (int i = dataloader_n_files(loader) - 1; i >= 0; i--)
         if (dataloader_not_utf8(loader, i) >= 0) first = i, n++;
@@ -138,7 +138,7 @@ static bool is_json(const char *file) {
 }
 
 /* Braces and names of fields would be learned, too. */
-static void name_json(const DataLoader *loader) {
+static void note_json(const DataLoader *loader) {
     for (int i = 0; i < dataloader_n_files(loader); i++) {
         const char *file = dataloader_file(loader, i);
         if (!is_json(file)) continue;
@@ -150,7 +150,7 @@ static void name_json(const DataLoader *loader) {
 }
 
 /* No text becomes the token that ends a document. */
-static void name_text_for_documents(const Run *run) {
+static void note_text_for_documents(const Run *run) {
     const Settings *s = &run->settings;
     if (!s->pack && !run->config.documents) return;
     for (int i = 0; i < dataloader_n_sources(run->train); i++) {
@@ -165,7 +165,7 @@ static void name_text_for_documents(const Run *run) {
 }
 
 /* A validation that was asked to read the same again; of a mixture each source says how often it is read. */
-static void name_repeats(const Run *run) {
+static void note_repeats(const Run *run) {
     const Settings *s = &run->settings;
     const int64_t once = whole_validation(run);
     if (!flags_was_set(s, "eval-batches") || s->eval_batches <= once || dataloader_n_sources(run->val) > 1)
@@ -242,18 +242,18 @@ bool setup_data(Run *run, Error *err) {
     if (!open_choices(run, err)) return false;
     if (settings_scores_alone(s)) return true;
     if (!s->eval_only && !(run->train = open_data(run, SPLIT_TRAIN, err))) return false;
-    if (run->train) name_not_utf8(run->train);
-    if (run->train) name_json(run->train);
-    if (run->train) name_text_for_documents(run);
+    if (run->train) note_not_utf8(run->train);
+    if (run->train) note_json(run->train);
+    if (run->train) note_text_for_documents(run);
     if (!settings_has_validation(s)) return true;
     if (!(run->val = open_data(run, SPLIT_VAL, err))) return false;
     if (s->val || !run->train) {
-        name_not_utf8(run->val);
-        name_json(run->val);
+        note_not_utf8(run->val);
+        note_json(run->val);
     }
-    if (s->val && run->train) name_shared_file(run);
+    if (s->val && run->train) note_shared_file(run);
     limit_eval_batches(run);
-    name_repeats(run);
+    note_repeats(run);
     /* Bad validation data ends the run now, not after hours. */
     return dataloader_next(run->val, &tokens, &targets, err) || setup_fail_val(run, err);
 }

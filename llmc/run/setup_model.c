@@ -54,7 +54,7 @@ void setup_print_device(const Run *run) {
 }
 
 /* A run's folder stands for its newest checkpoint. Whoever ran with --keep-best may want the best. */
-static void name_best(const Run *run) {
+static void note_best(const Run *run) {
     const char *out = run->settings.model;
     const bool is_newest = !run->checkpoint[0] && run->model_path[0] && strcmp(run->model_path, out) != 0;
     CheckpointEntry best;
@@ -67,7 +67,7 @@ static void name_best(const Run *run) {
 }
 
 /* --model alone trains, on the default text: who wanted text of it, or its loss, would wait for nothing. */
-static void name_default_data(const Run *run) {
+static void note_default_data(const Run *run) {
     const Settings *s = &run->settings;
     if (!run->train || s->resume || s->profile || flags_was_set(s, "train") || !flags_was_set(s, "model"))
         return;
@@ -95,8 +95,8 @@ void setup_print_model(const Run *run) {
             "64, 80, 96, 112 and 128",
             head_size);
     setup_print_tokenizer(run);
-    name_best(run);
-    name_default_data(run);
+    note_best(run);
+    note_default_data(run);
 }
 
 /* Of saves between steps, which are rank 0's to write. */
@@ -222,7 +222,7 @@ static bool names_order(const char *flag) {
 }
 
 /* The order is a function of the place in the run, whatever was read before. */
-static void name_new_order(const Run *run, const char *flag) {
+static void note_new_order(const Run *run, const char *flag) {
     char number[FORMAT_NUMBER];
     print_note("the order of the data goes on at window %s of the new --%s: text that was read before may "
                "come again, and some may be left out",
@@ -236,7 +236,7 @@ static bool has_same_text(const Run *run) {
 }
 
 /* The same names may stand for other text: files that grew, more that a pattern matches, or one in place of another. */
-static void name_new_text(const Run *run) {
+static void note_new_text(const Run *run) {
     const int64_t before = run->resumed.data_tokens, now = dataloader_n_tokens(run->train);
     char number[2][FORMAT_NUMBER];
     if (before == now && run->resumed.data_fingerprint && !has_same_text(run))
@@ -246,7 +246,7 @@ static void name_new_text(const Run *run) {
     if (!before || before == now) return;
     print_note("the training data had %s tokens in the checkpoint, the run goes on with %s",
                format_integer(number[0], before), format_integer(number[1], now));
-    name_new_order(run, "train");
+    note_new_order(run, "train");
 }
 
 /* Another name for the same text; in a mixture the shares make the order, too. */
@@ -256,7 +256,7 @@ static bool is_renamed(const Run *run, const FlagDifference *d) {
 }
 
 /* Names what changed since the checkpoint was written; the run goes on with the new values. */
-static void name_differences(const Run *run, const char *saved_flags) {
+static void note_differences(const Run *run, const char *saved_flags) {
     FlagDifference found[FLAGS_MAX];
     const int n = saved_flags ? flags_differences(saved_flags, &run->settings, found) : 0;
     bool orders = false, validates_anew = false;
@@ -266,10 +266,10 @@ static void name_differences(const Run *run, const char *saved_flags) {
         validates_anew = validates_anew || strcmp(found[i].name, "val") == 0 ||
                          (strcmp(found[i].name, "train") == 0 && !run->settings.val);
         if (!names_order(found[i].name) || is_renamed(run, &found[i])) continue;
-        name_new_order(run, found[i].name);
+        note_new_order(run, found[i].name);
         orders = true;
     }
-    if (!orders) name_new_text(run);
+    if (!orders) note_new_text(run);
     if (validates_anew && run->settings.keep_best && isfinite(run->resumed.best_val_loss))
         print_note("--keep-best begins anew: the checkpoints that there are were validated on other data");
 }
@@ -284,7 +284,7 @@ static bool resume(Run *run, Error *err) {
     if (!checkpoint_resume(run->checkpoint, &run->model, &run->resumed, err)) return fail_flag("resume", err);
     dataloader_seek(run->train, run->resumed.data_position);
     run->model.step = run->resumed.step;
-    name_differences(run, run->resumed.flags);
+    note_differences(run, run->resumed.flags);
     free((char *)run->resumed.flags);
     run->resumed.flags = NULL;
     return true;

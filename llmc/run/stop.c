@@ -1,4 +1,5 @@
-/* The handlers call nothing but what POSIX lists as safe in them: clock_gettime, write, signal, raise. */
+/* The handlers call what POSIX lists as safe in them (clock_gettime, write, signal, raise, getpid, getppid, _exit), and isatty and
+ * ceil: a system call, and arithmetic. */
 #include "stop.h"
 #include "llmc/base/clock.h"
 #include <errno.h>

@@ -32,7 +32,7 @@ const char *tokenizer_source(const Tokenizer *tokenizer);
 void tokenizer_describe(JsonWriter *w, const Tokenizer *tokenizer);
 /* The token that stands before a text without a beginning: end-of-text, or else a newline. */
 int tokenizer_start(const Tokenizer *tokenizer);
-/* Bytes of one token (not null-terminated); NULL for an id out of range or without text. */
+/* Bytes of one token (not null-terminated); NULL for an id out of range. Every token has a byte or more. */
 const char *tokenizer_bytes(const Tokenizer *tokenizer, int token, size_t *length);
 /* Appends to *tokens (malloc'ed, grown; *n tokens so far). Any bytes are legal; invalid UTF-8 is one symbol
  * per byte. */

@@ -272,11 +272,25 @@ bool vocabulary_check_merges(const Vocabulary *vocabulary, const Bpe *bpe, Error
 
 /* ---- writing ---- */
 
-static void write_vocab(JsonWriter *w, const Vocabulary *vocabulary) {
+/* A special token's text stands as it is, for transformers looks for that in a text; but where a reader of the spelling would take
+ * it for other bytes, and for other tokens, byte by byte. */
+static void name_of(const Bpe *bpe, int token, char text[TOKEN_SPELLED]) {
+    size_t n;
+    uint8_t read[TOKEN_BYTES];
+    const char *bytes = (const char *)vocabulary_bytes(bpe->vocabulary, token, &n);
+    vocabulary_spell(bpe->vocabulary, token, text);
+    if (!bpe_is_special(bpe, token) || utf8_valid(bytes, n) != n || memchr(bytes, 0, n)) return;
+    const size_t n_read = unspell(bytes, n, read);
+    if (n_read > 0 && (n_read != n || memcmp(read, bytes, n) != 0)) return;
+    memcpy(text, bytes, n);
+    text[n] = '\0';
+}
+
+static void write_vocab(JsonWriter *w, const Bpe *bpe) {
     char text[TOKEN_SPELLED];
     json_begin_object(w, NULL);
-    for (int i = 0; i < vocabulary->n_tokens; i++) {
-        vocabulary_spell(vocabulary, i, text);
+    for (int i = 0; i < bpe->vocabulary->n_tokens; i++) {
+        name_of(bpe, i, text);
         json_write_int(w, text, i);
     }
     json_end_object(w);
@@ -291,7 +305,7 @@ static void write_more_special_tokens(JsonWriter *w, const Bpe *bpe) {
         if (i == vocabulary->eot || !bpe_is_special(bpe, i)) continue;
         if (!any) json_begin_array(w, "additional_special_tokens");
         any = true;
-        vocabulary_spell(vocabulary, i, text);
+        name_of(bpe, i, text);
         json_write_string(w, NULL, text);
     }
     if (any) json_end_array(w);
@@ -301,7 +315,7 @@ static void write_special_tokens(JsonWriter *w, const Bpe *bpe) {
     const Vocabulary *vocabulary = bpe->vocabulary;
     char spelled[TOKEN_SPELLED];
     const char *eot = vocabulary->eot < 0 ? NULL : spelled;
-    if (eot) vocabulary_spell(vocabulary, vocabulary->eot, spelled);
+    if (eot) name_of(bpe, vocabulary->eot, spelled);
     json_write_string(w, "bos_token", eot);
     json_write_string(w, "eos_token", eot);
     json_write_string(w, "unk_token", eot);
@@ -320,7 +334,7 @@ bool vocabulary_write_hf(const Bpe *bpe, const char *directory, int context, Err
     const char *version = "#version: 0.2\n";
     JsonWriter w = {0};
     Buffer merges = {0};
-    write_vocab(&w, bpe->vocabulary);
+    write_vocab(&w, bpe);
     if (!flush_to(&w.text, directory, "vocab.json", err)) return false;
     buffer_append(&merges, version, strlen(version));
     vocabulary_append_merges(&merges, bpe);

@@ -583,13 +583,15 @@ static void test_named(void) {
     }
 }
 
-/* A killed export leaves a folder that the next one removes; a living one's stays, as do files of others. */
+/* A killed export leaves a folder that the next one removes, also where it has the same number, as in containers; a living one's
+ * stays, as do files of others. */
 static void test_leftovers(void) {
-    char living[64];
+    char living[64], own[64];
     Error err;
     snprintf(living, sizeof living, ".tmp-k.bin-%ld", (long)getppid());
+    snprintf(own, sizeof own, ".tmp-k.bin-%ld", (long)getpid());
     REQUIRE(mkdir(path_of(".tmp-k.bin-2147480000"), 0777) == 0 && mkdir(path_of(living), 0777) == 0 &&
-                mkdir(path_of(".tmp-k.bin-mine"), 0777) == 0,
+                mkdir(path_of(own), 0777) == 0 && mkdir(path_of(".tmp-k.bin-mine"), 0777) == 0,
             "mkdir");
     write_text(path_of(".tmp-k.bin-2147480000/k.bin"), "half");
     CHECK(export("k.bin", EXPORT_F32, NULL, &err), "%s", err.text);

@@ -3,8 +3,8 @@
 # Usage: dev/test/data/test_data.sh [PROGRAM], from the repository root.
 set -u
 program=${1:-./train_gpt2}
-if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then
-    echo 'skip: no python3'
+if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
+    echo 'skip: no python3 of 3.9 or later'
     echo 'data: 0 passed, 0 failed, 1 skipped'
     exit 0
 fi

@@ -127,7 +127,7 @@ at_once 2 -j2
 
 # ---- the Python of the data scripts ----
 # python: a Python whose packages are those of $work/site alone. A venv of it is itself; its pip says what it is told.
-if python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then
+if python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
     tool python <<END
 case "\$1 \$2" in
 '-m venv') mkdir -p "\$3/bin" && cp "\$0" "\$3/bin/python" ;;

@@ -348,6 +348,20 @@ static void test_overlapping_stop(GPT2 *model, const Tokenizer *bytes) {
     CHECK(n_tried > 2, "%d places in the text", n_tried);
 }
 
+/* A stop text that a sample is about to make when its end-of-text comes: what had come of it is text. */
+static void test_stop_before_end_of_text(GPT2 *model, const Tokenizer *tokenizer, const Text *whole, int n) {
+    static Text again[64];
+    int n_tried = 0;
+    for (int i = 0; i < n && n_tried < 3; i++) {
+        if (whole[i].n == 0 || whole[i].n >= 100) continue;
+        const char stop[] = {whole[i].bytes[whole[i].n - 1], '\1', '\0'};
+        draw_text(model, tokenizer, again, n, stop);
+        CHECK(again[i].n == whole[i].n, "sample %d: %zu of %zu bytes came", i, again[i].n, whole[i].n);
+        n_tried++;
+    }
+    CHECK(n_tried > 0, "no sample ended early with a text");
+}
+
 /* The tokenizer's end-of-text ends a sample, and is no text. */
 static void test_end_of_text(void) {
     enum { N = 60 };
@@ -368,6 +382,7 @@ static void test_end_of_text(void) {
         }
         CHECK(n_short > 0 && rates.n_tokens < N * 120, "%d samples ended early, %lld tokens", n_short,
               (long long)rates.n_tokens);
+        test_stop_before_end_of_text(&model, small, texts, N);
         gpt2_close(&model);
     }
     tokenizer_close(small);

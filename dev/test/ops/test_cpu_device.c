@@ -146,6 +146,28 @@ static void test_quota(void) {
     }
 }
 
+/* The least quota of the process's cgroup and those above it, by systemd or SLURM. */
+static void test_quota_of_a_job(void) {
+    static const char *const limited[] = {"a/cpu.max", "a/b/cpu.max", "cpu/c/d/cpu.cfs_quota_us",
+                                          "cpu/cpu.cfs_quota_us"};
+    for (size_t i = 0; i < sizeof limited / sizeof *limited; i++) {
+        empty_folder();
+        CHECK(mkdir(path_of("a"), 0700) == 0 && mkdir(path_of("a/b"), 0700) == 0 &&
+                  mkdir(path_of("cpu"), 0700) == 0 && mkdir(path_of("cpu/c"), 0700) == 0 &&
+                  mkdir(path_of("cpu/c/d"), 0700) == 0,
+              "folders");
+        write_text(path_of("own"), "4:cpu,cpuacct:/c/d\n0::/a/b\n");
+        write_text(path_of("a/cpu.max"), "300000 100000\n");
+        write_text(path_of("cpu/c/d/cpu.cfs_period_us"), "100000\n");
+        write_text(path_of("cpu/cpu.cfs_period_us"), "100000\n");
+        write_text(path_of(limited[i]), i < 2 ? "90000 100000\n" : "90000\n");
+        in_container = true;
+        const int cores = cpu_cores();
+        in_container = false;
+        CHECK(cores == 1, "%s: %d cores, expected 1", limited[i], cores);
+    }
+}
+
 /* The least of the process's cgroup and those above it. */
 static void test_container(void) {
     static const char *const limited[] = {"memory.max", "a/memory.max", "a/b/memory.max",
@@ -297,6 +319,7 @@ int main(void) {
     test_limits();
     test_old_limits();
     test_quota();
+    test_quota_of_a_job();
     test_container();
     test_peak();
     test_low_scores();

@@ -81,13 +81,13 @@ status=$?
 refused "a prompt that is too long" '^error: --prompt-file: stdin: expected at most 67108864 bytes, found more$'
 head -c 67108864 /dev/zero | from_stdin
 status=$?
-refused "a prompt of nulls, as long as one may be" '^error: --prompt-file: -: byte 1 is 0, expected text$'
+refused "a prompt of nulls, as long as one may be" '^error: --prompt-file: -: byte 0 is 0, expected text$'
 printf 'line 1\r\nline 2' >"$work/windows"
 drawn --prompt-file "$work/windows"
 check "a prompt of Windows: its lines end as they did" [ "$(head -c 14 "$work/out")" = "$(cat "$work/windows")" ]
 printf 'li\000ne' >"$work/null"
 drawn --prompt-file "$work/null"
-refused "a prompt with a null" '^error: --prompt-file: .*/null: byte 3 is 0, expected text$'
+refused "a prompt with a null" '^error: --prompt-file: .*/null: byte 2 is 0, expected text$'
 drawn --prompt-file "$work/missing"
 refused "a prompt file that is not there" '^error: --prompt-file: .*/missing: No such file'
 run --model "$work/model" --train "$work/text.txt" --prompt-file "$work/prompt" --steps 1 --sample-tokens 4 --eval-batches 1 --out "$work/prompted"

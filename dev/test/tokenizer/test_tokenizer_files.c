@@ -26,16 +26,6 @@ static void expect_same(const Tokenizer *small, const char *spec) {
     tokenizer_close(again);
 }
 
-static char *text_of(const char *name) {
-    static char buffer[1 << 16];
-    FILE *file = fopen(path_of(name), "rb");
-    size_t n = file ? fread(buffer, 1, sizeof buffer - 1, file) : 0;
-    CHECK(file && n > 0, "cannot read %s", name);
-    buffer[n] = 0;
-    if (file) fclose(file);
-    return buffer;
-}
-
 /* GPT-2's spelling of bytes in vocab.json: the 68 that are not printable are U+0100 to U+0143 in order. */
 static void test_spelling(void) {
     static const struct {

@@ -265,6 +265,29 @@ static void test_longest_token(void) {
     empty_folder();
 }
 
+/* Special tokens are saved as they are, so that transformers finds them in a text; spelled where a reader would take their text for
+ * other bytes. Either way they are read again the same. */
+static void test_special_texts(void) {
+    Error err = {0};
+    write_json("tokenizer.json",
+               &(Parts){.added_tokens = "[{\"id\": 270, \"content\": \"<|endoftext|>\", \"special\": true}, "
+                                        "{\"id\": 271, \"content\": \"<|a b|>\", \"special\": true}, "
+                                        "{\"id\": 272, \"content\": \"<\u00e9>\", \"special\": true}]"});
+    Tokenizer *tokenizer = tokenizer_open(folder, &err);
+    if (!CHECK(tokenizer && tokenizer_save(tokenizer, folder, 1024, &err), "%s", err.text)) return;
+    static const char *const files[] = {"vocab.json", "tokenizer_config.json", "special_tokens_map.json"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        CHECK(strstr(text_of(files[i]), "\"<|a b|>\"") && strstr(text_of(files[i]), "\"<\xC3\x83\xC2\xA9>\""),
+              "%s: %s", files[i], text_of(files[i]));
+    unlink(path_of("tokenizer.json"));
+    unlink(path_of("tokenizer.bin"));
+    Tokenizer *again = tokenizer_open(folder, &err);
+    CHECK(again && tokenizer_equals(tokenizer, again), "%s", err.text);
+    tokenizer_close(tokenizer);
+    tokenizer_close(again);
+    empty_folder();
+}
+
 /* Merges in another order, one too few, one too many. */
 static void test_merges(void) {
     static const char *const edits[][2] = {
@@ -419,6 +442,7 @@ int main(void) {
     test_served();
     test_refused();
     test_longest_token();
+    test_special_texts();
     test_merges();
     test_agreement();
     test_class();

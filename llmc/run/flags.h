@@ -36,7 +36,9 @@ typedef struct Settings {
     const char *sparse;              /* "W,G,R", "0": none; NULL: as the model's files say */
     int64_t batch, seq;              /* micro-batch of one rank, context */
     int64_t tokens_per_step; /* over all ranks and micro-steps; 0 before settings_complete: one micro-step */
-    bool one_micro_step;     /* --tokens-per-step 0: a step is the smallest that there is */
+    int64_t
+        asked_tokens_per_step; /* the same before it was rounded to whole micro-steps of the ranks that there are */
+    bool one_micro_step;       /* --tokens-per-step 0: a step is the smallest that there is */
     /* optimisation */
     int64_t steps, warmup, seed;
     double lr, final_lr_fraction, weight_decay, beta1, beta2, eps;
@@ -150,7 +152,8 @@ void flags_help_markdown(FILE *out);
 /* What the shell reads to complete flags and their values. */
 void flags_completion(FILE *out, ShellKind shell);
 
-/* One JSON object with every flag that shapes a run, malloc'ed. NULL if memory is out. */
+/* One JSON object with every flag that shapes a run, malloc'ed; where the ranks changed --tokens-per-step, with what was asked, from
+ * which a run that goes on with other ranks rounds. NULL if memory is out. */
 char *flags_to_json(const Settings *s);
 
 /* "--name VALUE", "--name" or "no --name", a line for each flag that shapes a run; what does not fit is cut. */

@@ -59,6 +59,9 @@ static RecipeId choose_recipe(const Settings *s, bool on_gpu) {
 }
 
 /* The multiple of `of`, at least one, that is nearest to x. */
+/* Of the flags of a checkpoint and a log, where the ranks changed --tokens-per-step. */
+static const char *const asked_tokens = "tokens-per-step-asked";
+
 static int64_t nearest(int64_t x, int64_t of) {
     return clamp_i64((x + of / 2) / of, 1, INT64_MAX) * of;
 }
@@ -81,6 +84,7 @@ int64_t settings_least_step(const Settings *s, int n_ranks) {
  * judge. */
 static void round_tokens_per_step(Settings *s, int n_ranks) {
     const int64_t least = settings_least_step(s, n_ranks);
+    s->asked_tokens_per_step = s->tokens_per_step;
     if (flags_was_set(s, "tokens-per-step") && s->tokens_per_step == 0) s->one_micro_step = true;
     if (s->one_micro_step)
         s->tokens_per_step = least;
@@ -176,6 +180,8 @@ bool settings_resume_as(Settings *s, const JsonValue *saved, int n_ranks, Error 
         if (text) flag_set_value(s, flag, flag->name, text, &ignored);
     }
     s->as_in_checkpoint = !flags_was_set(s, "recipe");
+    if (s->as_in_checkpoint && !flags_was_set(s, "tokens-per-step"))
+        json_int64(json_get(saved, asked_tokens), &s->tokens_per_step);
     s->data_of_run = s->train != before;
     if (!flags_was_set(s, "warmup")) s->warmup = clamp_i64(s->warmup, 0, s->steps);
     round_tokens_per_step(s, n_ranks);
@@ -419,6 +425,8 @@ char *flags_to_json(const Settings *s) {
             break;
         }
     }
+    if (s->asked_tokens_per_step > 0 && s->asked_tokens_per_step != s->tokens_per_step)
+        json_write_int(&w, asked_tokens, s->asked_tokens_per_step);
     json_end_object(&w);
     if (!w.text.failed) return w.text.data;
     json_writer_free(&w);

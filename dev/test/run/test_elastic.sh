@@ -58,6 +58,18 @@ check "3 ranks, any order: exit code $status" [ "$status" -eq 0 ]
 goes_on 3 3 --layers 2
 check "3 ranks, any order: resumed by as many, the same weights" same "$work/3_3/step_00000004" "$work/by_3/step_00000004"
 
+# What is asked for is not forgotten where the ranks of a while cannot do it: a step is 12 micro-steps of 16 tokens, of five ranks 10.
+rm -r "$work/by_3"
+run $(echo "$flags" | sed 's/--steps 4/--steps 2/') --layers 1 --gpus 4 --out "$work/asked"
+check "192 tokens a step by 4 ranks: exit code $status" [ "$status" -eq 0 ]
+steps=2
+for pair in "5 160" "3 192" "5 160" "1 192"; do
+    steps=$((steps + 1))
+    run --gpus ${pair% *} --resume --out "$work/asked" --steps $steps
+    check "192 tokens a step by ${pair% *} ranks: exit code $status" [ "$status" -eq 0 ]
+    check "192 tokens a step by ${pair% *} ranks: ${pair#* }" [ "$(sed -n 's/.*"tokens-per-step": *\([0-9]*\).*/\1/p' "$work/asked/log.jsonl" | tail -n 1)" = "${pair#* }" ]
+done
+
 # A disk that fails in the middle of a save leaves no rank waiting.
 if [ -w /dev/full ]; then
     (ulimit -f 40 && exec "$program" --device cpu $flags --layers 2 --gpus 3 --out "$work/small") >"$work/out" 2>"$work/err" </dev/null

@@ -3,6 +3,7 @@ CSV files with comments, and of the comparisons the report: its header, aligned 
 import argparse
 import contextlib
 import csv
+import errno
 import importlib.metadata
 import math
 import os
@@ -65,7 +66,17 @@ def end_with(main):
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    sys.exit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except OSError as error:
+        if error.filename or error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads what is left, or there is no room for it
+        if error.errno == errno.EPIPE:
+            sys.exit(128 + signal.SIGPIPE)
+        fail(f"stdout: {error.strerror}", EXIT_RUN)
+    sys.exit(code)
 
 
 @contextlib.contextmanager

@@ -169,9 +169,14 @@ int cpu_cores(void) {
     return quota > 0 && quota < cores ? quota : cores;
 }
 
-static int default_thread_count(void) {
+int cpu_asked_threads(void) {
     const char *text = getenv("OMP_NUM_THREADS");
     const int asked = text ? atoi(text) : 0;
+    return asked > 0 ? asked : 0;
+}
+
+static int default_thread_count(void) {
+    const int asked = cpu_asked_threads();
     return asked > 0 ? asked : cpu_cores();
 }
 

@@ -15,6 +15,9 @@ void cpu_parallel_for(int64_t n_tasks, void (*task)(const void *args, int64_t i)
 /* Cores that this process may use: those of its affinity, or as many as its container's quota is worth. */
 int cpu_cores(void);
 
+/* OMP_NUM_THREADS; 0 where it is not set, or no number above 0. */
+int cpu_asked_threads(void);
+
 /* Threads that work on a loop, the caller included: OMP_NUM_THREADS, else cpu_cores(). */
 int cpu_thread_count(void);
 /* Uses n threads from now on, MAX_THREADS at most; 0: as many as at the start. No result depends on it. */

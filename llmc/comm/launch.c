@@ -47,7 +47,7 @@ static void set_environment(int n, int port) {
     set_variable("LOCAL_WORLD_SIZE", n);
     set_variable("MASTER_PORT", port);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
-    if (n > 1 && !getenv("OMP_NUM_THREADS")) set_variable("OMP_NUM_THREADS", n_threads > 1 ? n_threads : 1);
+    if (n > 1 && !cpu_asked_threads()) set_variable("OMP_NUM_THREADS", n_threads > 1 ? n_threads : 1);
 }
 
 /* In the child. Its process group is its own: what a terminal sends comes from the parent, once. */

@@ -59,10 +59,11 @@ static void close_socket(int *fd) {
 /* ---- rank 0: who is there ---- */
 
 static bool fail_twice(const Rendezvous *r, const Hello *h, Error *err) {
-    return fail(err, EXIT_INPUT,
-                "rank %d is there twice, on %s and on %s; hint: every process needs its own rank (--gpus on "
-                "more than one host needs a launcher)",
-                h->rank, r->hosts[h->rank], h->host);
+    return fail(
+        err, EXIT_INPUT,
+        "rank %d is there twice, on %s and on %s; hint: every process its own rank, every job on a host its "
+        "own MASTER_PORT (--gpus on more than one host needs a launcher)",
+        h->rank, r->hosts[h->rank], h->host);
 }
 
 /* Takes over the guest's connection, or closes it: of a stranger, or a rank that has gone again; false where it shows that

@@ -275,7 +275,8 @@ static bool open_default(Run *run, Error *err) {
         return true;
     }
     if (run->settings.resume) return false;
-    print_note("no model is kept: %s; hint: --out DIR", err->text);
+    const char *hint = strstr(err->text, "; hint: "); /* one for who names a folder */
+    print_note("no model is kept: %.*s; hint: --out DIR", hint ? (int)(hint - err->text) : -1, err->text);
     setup_release_output(run);
     run->settings.out = NULL;
     *err = (Error){0};

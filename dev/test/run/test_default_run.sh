@@ -177,7 +177,7 @@ start $tiny --steps 100000000
 await grep -q '^step  *1/' "$work/out"
 "$program" --device cpu $tiny --steps 1 >"$work/out2" 2>&1
 check "a second run beside: exit code $?" [ $? -eq 0 ]
-check "a second run beside: says so" sh -c "tr '\n' ' ' <'$work/out2' | grep -qE 'note: no model is kept: .*another run is writing there'"
+check "a second run beside: says so" sh -c "tr '\n' ' ' <'$work/out2' | grep -qE 'note: no model is kept: .*another run is writing there; hint: --out DIR'"
 run $tiny --steps 3 --resume
 refused "--resume beside a run" 'out/default: another run is writing there'
 run $tiny --steps 3 --resume --memory

@@ -50,6 +50,9 @@ for n in 2 4; do
     check "$n ranks: the header" grep -qx "ranks  *$n on 1 host, by --gpus; TCP" "$work/out"
     check "$n ranks: nothing on stderr" [ ! -s "$work/err" ]
 done
+# threads [VALUE]: of each rank, where OMP_NUM_THREADS is that or not there.
+threads() { env -u OMP_NUM_THREADS ${1+OMP_NUM_THREADS=$1} "$program" --device cpu $short --gpus 2 2>&1 </dev/null | grep -o '^device .* threads*,'; }
+check "cores are shared out, where OMP_NUM_THREADS is empty or no number, too" [ "$(threads '')$(threads many)" = "$(threads)$(threads)" ]
 run --model "$work/of_2" --tokenizer bytes --train "$work/text.txt" --batch 2 --eval-only --eval-batches 6
 grep -E 'val loss|bits a byte' "$work/out" >"$work/expected"
 run --model "$work/of_2" --tokenizer bytes --train "$work/text.txt" --batch 2 --eval-only --eval-batches 6 --gpus 3

@@ -119,9 +119,9 @@ static bool check_state(Training *t, Error *err) {
         (long long)t->state.step, by_validation ? "validation " : "", loss, of_a_guess, stands);
 }
 
-/* Saves the last whole step, unless there is nothing new in it; `overlap`: while training goes on. After a bad one
- * nothing is removed for it. False with err on weights that have diverged, a full disk and its kind: earlier checkpoints
- * stand. */
+/* Saves the last whole step; `overlap`: beside training, and true means that it has begun. Where there is nothing new in it,
+ * true: new is a step, or the loss of a validation that was made up. After a bad step nothing is removed for the save. False with
+ * err on weights that have diverged, a full disk and its kind: earlier checkpoints stand. */
 static bool save(Training *t, bool overlap, Error *err) {
     Run *run = t->run;
     const SaveOptions options =
@@ -233,7 +233,7 @@ static bool run_steps(Training *t, Error *err) {
     const bool alone = t->run->comm->ranks.n_ranks == 1; /* else rank 0 asks for it, as SIGUSR1 does */
     if (!make_up_validation(t, err)) return false;
     for (int64_t step = t->state.step + 1; step <= s->steps && !training_stops(t); step++) {
-        const bool last = step == s->steps, eval = last || due(step, s->eval_every);
+        const bool last = step == s->steps, eval = settings_validates_after(s, step);
         const bool draw = last || due(step, s->sample_every);
         const bool retry = alone && training_take_retry(t, step); /* of a save that failed */
         const bool keep = retry || due(step, s->save_every);

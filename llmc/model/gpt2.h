@@ -30,6 +30,15 @@ int gpt2_pad_vocab(int vocab_size);
 
 /* What backward computes again instead of keeping; each level also does what those before it do.
  * GELU: fch_gelu. LINEAR: all of a block but attention: two norms and three linear layers. BLOCK: all of it. */
+/* Limits of a model and a micro-batch, which keep their products in 64 bits and what a row counts in 32. */
+enum {
+    MAX_LAYERS = 4096,
+    MAX_HEADS = 4096,
+    MAX_CHANNELS = 1 << 17,
+    MAX_CONTEXT = 1 << 26,
+    MAX_BATCH = 1 << 20
+};
+
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_LINEAR, RECOMPUTE_BLOCK } Recompute;
 typedef enum { ATTENTION_FLASH, ATTENTION_STANDARD } AttentionKind;
 

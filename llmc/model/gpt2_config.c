@@ -133,24 +133,23 @@ static bool check_sparse(const GPT2Config *config, const char *what, Error *err)
 }
 
 bool gpt2_config_check(const GPT2Config *config, const char *what, Error *err) {
-    /* Limits keep every product below in 64 bits and every per-row count in 32. */
     const struct {
         const char *name;
         int value, low, high;
     } fields[] = {
-        {"max_seq_len", config->max_seq_len, 1, 1 << 26},
-        {"vocab_size",  config->vocab_size,  1, 1 << 24},
-        {"n_layer",     config->n_layer,     1, 4096   },
-        {"n_head",      config->n_head,      1, 4096   },
-        {"n_embd",      config->n_embd,      8, 1 << 17},
+        {"max_seq_len", config->max_seq_len, 1, MAX_CONTEXT },
+        {"vocab_size",  config->vocab_size,  1, 1 << 24     },
+        {"n_layer",     config->n_layer,     1, MAX_LAYERS  },
+        {"n_head",      config->n_head,      1, MAX_HEADS   },
+        {"n_embd",      config->n_embd,      8, MAX_CHANNELS},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].value < fields[i].low || fields[i].value > fields[i].high)
             return fail(err, EXIT_INPUT, "%s: %s is %d, expected %d to %d", what, fields[i].name,
                         fields[i].value, fields[i].low, fields[i].high);
-    if (config->window < 0 || config->window > 1 << 26 || !(config->dropout >= 0 && config->dropout < 1))
-        return fail(err, EXIT_INPUT, "%s: window %d, dropout %g; expected 0 to 67108864, 0 to below 1", what,
-                    config->window, (double)config->dropout);
+    if (config->window < 0 || config->window > MAX_CONTEXT || !(config->dropout >= 0 && config->dropout < 1))
+        return fail(err, EXIT_INPUT, "%s: window %d, dropout %g; expected 0 to %d, 0 to below 1", what,
+                    config->window, (double)config->dropout, MAX_CONTEXT);
     if (config->documents && (config->end_of_text < 0 || config->end_of_text >= config->vocab_size))
         return fail(err, EXIT_INPUT, "%s: documents end at token %d, expected one of %d tokens", what,
                     config->end_of_text, config->vocab_size);

@@ -145,6 +145,8 @@ bool settings_scores_alone(const Settings *s);
 /* True where there is something to validate on: --val, or a text whose last tenth validates. Token shards are
  * not split: without --val such a run trains and reports "val loss n/a". */
 bool settings_has_validation(const Settings *s);
+/* Whether a step ends with a validation, where the run has one. */
+bool settings_validates_after(const Settings *s, int64_t step);
 
 void flags_help(FILE *out, const char *program);
 /* The table in FLAGS.md, between its two markers. */

@@ -3,6 +3,7 @@
  * To add a flag: README.md, "Add a flag". To make a default depend on the recipe: leave default_text out and add a row to
  * recipe_rows. */
 #include "flags_table.h"
+#include "llmc/model/gpt2.h"
 
 #define AT(field) offsetof(Settings, field)
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
@@ -21,13 +22,13 @@ const Flag flags_table[] = {
      .help = "how text becomes tokens: bytes, a tokenizer .bin or .json, or a directory that holds one; default: the model's own; for a new model bytes, of shards the gpt2_tokenizer.bin beside them. A new model of any size has as many tokens as its tokenizer"},
     {GROUP_DATA, "model", 'e', FLAG_TEXT, AT(model), .value_name = "NAME|PATH",
      .help = "nano, baby, d6..d84, gpt3:cN; a checkpoint or Hugging Face directory; an llm.c .bin"},
-    {GROUP_DATA, "layers", 0, FLAG_INT, AT(layers), "0", 0, 4096, .value_name = "N",
+    {GROUP_DATA, "layers", 0, FLAG_INT, AT(layers), "0", 0, MAX_LAYERS, .value_name = "N",
      .help = "layers, in place of the descriptor's; 0: as --model says"},
-    {GROUP_DATA, "heads", 0, FLAG_INT, AT(heads), "0", 0, 4096, .value_name = "N",
+    {GROUP_DATA, "heads", 0, FLAG_INT, AT(heads), "0", 0, MAX_HEADS, .value_name = "N",
      .help = "attention heads, in place of the descriptor's; 0: as --model says. Channels / heads of 64, 80, 96, 112 and 128 are fast on Hopper"},
-    {GROUP_DATA, "channels", 0, FLAG_INT, AT(channels), "0", 0, 131072, .value_name = "N",
+    {GROUP_DATA, "channels", 0, FLAG_INT, AT(channels), "0", 0, MAX_CHANNELS, .value_name = "N",
      .help = "width, in place of the descriptor's; 0: as --model says"},
-    {GROUP_DATA, "window", 0, FLAG_INT, AT(window), "0", 0, 1 << 26, .of_command = true, .affects_training = true, .value_name = "N",
+    {GROUP_DATA, "window", 0, FLAG_INT, AT(window), "0", 0, MAX_CONTEXT, .of_command = true, .affects_training = true, .value_name = "N",
      .help = "attention sees the last N positions, its own among them; 0: all; not given: as --model's files say"},
     {GROUP_DATA, "documents", 0, FLAG_SWITCH, AT(documents), .of_command = true, .affects_training = true,
      .help = "attention sees its own document only, which ends at the tokenizer's end-of-text token; not given: as --model's files say"},
@@ -35,9 +36,9 @@ const Flag flags_table[] = {
      .help = "training sequences are made of whole documents where they fit (best-fit packing): few are cut, none is padded; goes with --documents, but needs only the end-of-text token"},
     {GROUP_DATA, "sparse", 0, FLAG_TEXT, AT(sparse), .of_command = true, .affects_training = true, .value_name = "W,G,R",
      .help = "attention sees blocks of 64: those of the last W tokens, of the first G, and R at random; 0: all; not given: as --model's files say"},
-    {GROUP_DATA, "batch", 'b', FLAG_INT, AT(batch), NULL, 1, 1 << 20, .use = OF_EVALUATION, .affects_training = true, .value_name = "B",
+    {GROUP_DATA, "batch", 'b', FLAG_INT, AT(batch), NULL, 1, MAX_BATCH, .use = OF_EVALUATION, .affects_training = true, .value_name = "B",
      .help = "sequences in one micro-batch of one GPU"},
-    {GROUP_DATA, "seq", 't', FLAG_INT, AT(seq), NULL, 1, 1 << 26, .use = OF_EVALUATION, .affects_training = true, .value_name = "T",
+    {GROUP_DATA, "seq", 't', FLAG_INT, AT(seq), NULL, 1, MAX_CONTEXT, .use = OF_EVALUATION, .affects_training = true, .value_name = "T",
      .help = "context: tokens in one sequence"},
     {GROUP_DATA, "tokens-per-step", 'd', FLAG_INT, AT(tokens_per_step), NULL, 0, 1LL << 40, .use = OF_TRAINING, .affects_training = true, .value_name = "N",
      .help = "tokens in one optimizer step over all GPUs, a multiple of batch x seq x GPUs; gradients accumulate; 0: one micro-batch"},

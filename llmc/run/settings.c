@@ -38,6 +38,10 @@ bool settings_has_validation(const Settings *s) {
     return s->val || (!dataloader_names_shards(s->train) && !settings_scores_alone(s));
 }
 
+bool settings_validates_after(const Settings *s, int64_t step) {
+    return step == s->steps || (s->eval_every > 0 && step % s->eval_every == 0);
+}
+
 static bool keeps_by_default(const Settings *s) {
     const bool trains = !s->profile && !s->overfit && !s->eval_only && !s->export_path;
     return trains && !flags_was_set(s, "train") && !flags_was_set(s, "model") && !flags_was_set(s, "recipe");

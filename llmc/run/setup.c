@@ -288,9 +288,8 @@ int64_t setup_model_step(const Run *run) {
 
 bool setup_owes_validation(const Run *run) {
     const Settings *s = &run->settings;
-    const int64_t step = run->checkpoint_step;
-    const bool due = step == s->steps || (s->eval_every > 0 && step % s->eval_every == 0);
-    return run->checkpoint[0] && run->lacks_validation && due && settings_has_validation(s);
+    return run->checkpoint[0] && run->lacks_validation && settings_has_validation(s) &&
+           settings_validates_after(s, run->checkpoint_step);
 }
 
 bool setup_is_finished(const Run *run) {

@@ -242,8 +242,8 @@ void gpt2_memory_plan(MemoryPlan *plan, const Ops *ops, const GPT2Config *config
 int gpt2_largest_batch(const Ops *ops, const GPT2Config *config, const GPT2Options *options,
                        size_t budget_bytes) {
     const int most = INT32_MAX / options->T; /* settings.c: tokens of a micro-batch */
-    int low = 0,
-        high = most < MAX_BATCH ? most + 1 : MAX_BATCH; /* low fits (0: nothing does), high does not */
+    /* low fits (0: nothing does), high does not */
+    int low = 0, high = most < MAX_BATCH ? most + 1 : MAX_BATCH;
     while (high - low > 1) {
         int middle = low + (high - low) / 2;
         GPT2Options trial = *options;

@@ -36,9 +36,8 @@ typedef struct Settings {
     const char *sparse;              /* "W,G,R", "0": none; NULL: as the model's files say */
     int64_t batch, seq;              /* micro-batch of one rank, context */
     int64_t tokens_per_step; /* over all ranks and micro-steps; 0 before settings_complete: one micro-step */
-    int64_t
-        asked_tokens_per_step; /* the same before it was rounded to whole micro-steps of the ranks that there are */
-    bool one_micro_step;       /* --tokens-per-step 0: a step is the smallest that there is */
+    int64_t asked_tokens_per_step; /* before it was rounded to whole micro-steps of the ranks */
+    bool one_micro_step;           /* --tokens-per-step 0: a step is the smallest that there is */
     /* optimisation */
     int64_t steps, warmup, seed;
     double lr, final_lr_fraction, weight_decay, beta1, beta2, eps;

@@ -67,10 +67,12 @@ static _Noreturn void become_rank(int listening, pid_t parent, char **argv) {
 }
 
 void launch_restore_name(void) {
-    FILE *name = fopen("/proc/self/comm", "w"); /* the process's, whichever thread this is */
-    if (!name) return;
-    fputs(program_invocation_short_name, name);
-    fclose(name);
+    const char *name = program_invocation_short_name;
+    const int file = open("/proc/self/comm", O_WRONLY); /* the process's, whichever thread this is */
+    if (file < 0) return;
+    const ssize_t written = write(file, name, strlen(name));
+    (void)written; /* without it there is a name less */
+    close(file);
 }
 
 static bool start_ranks(Family *f, char **argv, Error *err) {

@@ -1,4 +1,5 @@
 #include "gguf.h"
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,9 +46,9 @@ static const struct StoredType {
     float limit;      /* the largest value that it holds */
     void (*store)(void *out, const float *in, int64_t n);
 } types[N_EXPORT_TYPES] = {
-    [EXPORT_F32] = {0,  0,  1,     4,         INFINITY,       store_f32 },
+    [EXPORT_F32] = {0,  0,  1,     4,         FLT_MAX,        store_f32 },
     [EXPORT_F16] = {1,  1,  1,     2,         65504,          store_f16 },
-    [EXPORT_BF16] = {30, 32, 1,     2,         INFINITY,       store_bf16},
+    [EXPORT_BF16] = {30, 32, 1,     2,         0x1.fep127f,    store_bf16},
     [EXPORT_Q8_0] = {8,  7,  BLOCK, 2 + BLOCK, 65504.0f * 127, store_q8_0},
 };
 const char *const export_type_names[N_EXPORT_TYPES] = {"f32", "f16", "bf16", "q8_0"};
@@ -228,10 +229,13 @@ static bool pad(OutFile *file, Error *err) {
 static bool check_values(const Piece *piece, float limit, const float *values, int64_t n, Error *err) {
     char name[NAME_SIZE];
     name_of(name, piece);
-    for (int64_t i = 0; i < n; i++)
-        if (!(fabsf(values[i]) <= limit))
-            return fail(err, EXIT_INPUT, "%s: has the value %g, which its type cannot hold%s", name,
-                        (double)values[i], isfinite(values[i]) ? "; hint: --export-type bf16" : "");
+    for (int64_t i = 0; i < n; i++) {
+        if (fabsf(values[i]) <= limit) continue;
+        const ExportType wider = fabsf(values[i]) <= types[EXPORT_BF16].limit ? EXPORT_BF16 : EXPORT_F32;
+        const char *hint = isfinite(values[i]) ? "; hint: --export-type " : "";
+        return fail(err, EXIT_INPUT, "%s: has the value %g, which its type cannot hold%s%s", name,
+                    (double)values[i], hint, *hint ? export_type_names[wider] : "");
+    }
     return true;
 }
 

@@ -206,8 +206,9 @@ static ProfileRow *row_of(Profile *profile, const char *name, const char *kernel
             return &profile->rows[i];
     if (profile->n_rows == PROFILE_MAX_ROWS) return &profile->rows[PROFILE_MAX_ROWS - 1];
     ProfileRow *row = &profile->rows[profile->n_rows++];
-    *row = (ProfileRow){.kernel = kernel};
-    snprintf(row->name, sizeof row->name, "%s", profile->n_rows == PROFILE_MAX_ROWS ? "other" : name);
+    const bool is_last = profile->n_rows == PROFILE_MAX_ROWS; /* which all others share */
+    *row = (ProfileRow){.kernel = is_last ? NULL : kernel};
+    snprintf(row->name, sizeof row->name, "%s", is_last ? "other" : name);
     return row;
 }
 

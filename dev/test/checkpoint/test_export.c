@@ -516,12 +516,19 @@ static void test_refused(void) {
               strstr(err.text, "24 channels are no multiple of 32"),
           "%s", err.text);
     model.config.n_embd = 32;
-    const float large = 65536, bad = NAN;
+    const float large = 65536, bad = NAN, infinite = -INFINITY, beyond = 0x1.fffp127f;
     gpt2_set_weights(&model, &large, 7, 1);
-    refuses("y.gguf", EXPORT_F16, bytes_tokenizer, "token_embd.weight: has the value 65536");
+    refuses("y.gguf", EXPORT_F16, bytes_tokenizer,
+            "token_embd.weight: has the value 65536, which its type cannot hold; hint: --export-type bf16");
     CHECK(export("large.gguf", EXPORT_Q8_0, bytes_tokenizer, &err), "%s", err.text);
     gpt2_set_weights(&model, &bad, 7, 1);
     refuses("y.gguf", EXPORT_F32, bytes_tokenizer, "token_embd.weight: has the value nan");
+    gpt2_set_weights(&model, &infinite, 7, 1);
+    refuses("y.gguf", EXPORT_F32, bytes_tokenizer, "token_embd.weight: has the value -inf");
+    refuses("y.gguf", EXPORT_BF16, bytes_tokenizer, "token_embd.weight: has the value -inf");
+    gpt2_set_weights(&model, &beyond, 7, 1);
+    refuses("y.gguf", EXPORT_BF16, bytes_tokenizer,
+            "e+38, which its type cannot hold; hint: --export-type f32");
     tiny_fill(&model, 3);
 }
 

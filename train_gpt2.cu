@@ -146,7 +146,7 @@ static void save_in_training(Training *t, bool best_only) {
     if (t->run->settings.out && t->bad_in_a_row) {
         console_note(&t->console, "checkpoint of step %lld left out: its update was skipped",
                      (long long)t->state.step);
-        t->saving.retry_step = t->state.step + 1;
+        if (!best_only) t->saving.retry_step = t->state.step + 1;
     } else if (!save(t, true, &err)) {
         const bool diverged = !t->saving.retry_step;
         if (diverged) /* on all ranks; a disk fails on rank 0 */

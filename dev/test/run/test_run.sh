@@ -35,6 +35,9 @@ done
 check "divergence: a step that was skipped is not saved" grep -qE '^checkpoint of step [0-9]+ left out: its update was skipped' "$work/out"
 check "divergence: a loss beyond all reason is not saved" grep -qE '^checkpoint of step 7 not saved: the weights have diverged, their loss is [0-9.e+]+ where a guess has 5.5;' "$work/out"
 check "divergence: nan has no sign" eval '! grep -q -e -nan "$work/out" && grep -q "loss nan" "$work/out"'
+left_out=$(sed -n 's/^checkpoint of step \([0-9]*\) left out.*/\1/p' "$work/out" | head -n 1)
+run $tiny $quiet --steps 200 --save-every "$left_out" --keep 3 --lr 100 --weight-decay 100 --resume --out "$work/good"
+check "divergence: the step behind a skipped one is to be saved in its place" grep -q "^checkpoint of step $((left_out + 1)) left out" "$work/out"
 run $tiny $quiet --steps 8 --lr 100 --weight-decay 100 --keep 1 --save-every 100 --resume --out "$work/good"
 sums "$work/good" >"$work/after"
 failed_with "diverged at the end" '^error: checkpoint of step 8 not saved: .* diverged.* earlier checkpoints stand, up to step 6$'

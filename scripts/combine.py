@@ -15,7 +15,7 @@ import math
 import statistics
 
 from cases import case_of, flop_of_token
-from comparison import Parser, Report, end_with, fail, own_command, split_csv
+from comparison import Parser, Report, end_with, fail, own_command, split_csv, whole_rows
 
 MUST_ATTENTION = 1.05  # ours is to be at least so many times as fast as the best peer
 MUST_DROPOUT = 1.8  # the same with dropout
@@ -36,7 +36,7 @@ def read_run(path):
     except (OSError, UnicodeDecodeError) as error:
         fail(f"{path}: cannot be read: {error}")
     header = dict(line[2:].split(": ", 1) for line in comments if ": " in line)
-    return Run(path, header, [row for row in reader if None not in row and None not in row.values()])  # a run that was ended: its last row is torn
+    return Run(path, header, whole_rows(reader))
 
 
 def read_runs(paths, columns):

@@ -253,6 +253,11 @@ def split_csv(text):
     return csv.DictReader(line for line in lines if not line.startswith("#")), [line for line in lines if line.startswith("#")]
 
 
+def whole_rows(reader):
+    """Those of split_csv that have a cell for each column: of a run that was ended the last one is torn."""
+    return [row for row in reader if None not in row and None not in row.values()]
+
+
 def first_line(command):
     """The first line that a command prints, or '' where it fails."""
     try:

@@ -32,7 +32,8 @@ import time
 
 import random_shard
 from comparison import (EXIT_INPUT, EXIT_RUN, Output, Parser, built_trainer, check_output, commit_of, duration, end_with, fail, gib, integers,
-                        listed, need_card, need_program, one_of, printable, provenance, pyplot, save_picture, split_csv, uninterrupted)
+                        listed, need_card, need_program, one_of, printable, provenance, pyplot, save_picture, split_csv, uninterrupted,
+                        whole_rows)
 from run_log import read_log
 
 PROGRAM = built_trainer()
@@ -176,8 +177,7 @@ def read_rows(path):
             reader, comments = split_csv(file.read())
         if reader.fieldnames != FIELDS:
             fail(f"--csv {path}: expected the columns {','.join(FIELDS)}, found {','.join(reader.fieldnames or [])}")
-        whole = [row for row in reader if None not in row and None not in row.values()]  # a run that was ended: its last row is torn
-        return {(int(row["T"]), row["mode"]): row for row in whole if row["mode"] in MODES}, comments
+        return {(int(row["T"]), row["mode"]): row for row in whole_rows(reader) if row["mode"] in MODES}, comments
     except FileNotFoundError:
         return {}, []
     except (OSError, ValueError) as error:

@@ -1,5 +1,4 @@
 #include "cgroup.h"
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -28,4 +27,14 @@ void cgroup_each(const char *root, const char *controllers, void (*visit)(const 
         end = strrchr(path + strlen(root), '/');
         if (end) *end = 0;
     } while (end);
+}
+
+int cgroup_read(const char *folder, const char *file, long long numbers[2]) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+    FILE *opened = fopen(path, "r");
+    if (!opened) return 0;
+    const int n = fscanf(opened, "%lld %lld", &numbers[0], &numbers[1]);
+    fclose(opened);
+    return n > 0 ? n : 0;
 }

@@ -6,3 +6,6 @@
  * line: with `root` alone. In a container the own group is the root. */
 void cgroup_each(const char *root, const char *controllers, void (*visit)(const char *folder, void *user),
                  void *user);
+
+/* The numbers that FOLDER/FILE begins with, two at most: how many there are. 0: there is no such file, or no limit ("max"). */
+int cgroup_read(const char *folder, const char *file, long long numbers[2]);

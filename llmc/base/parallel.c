@@ -122,26 +122,17 @@ void cpu_parallel_for(int64_t n_tasks, void (*task)(const void *args, int64_t i)
     for (int i = 0; atomic_load(&pool.n_done) < n_tasks; i++) wait_a_little(i);
 }
 
-/* The numbers that a file of a cgroup begins with, or false. */
-static bool read_numbers(const char *cgroup, const char *name, int n, long long *first, long long *second) {
-    char path[1024];
-    snprintf(path, sizeof path, "%s/%s", cgroup, name);
-    FILE *file = fopen(path, "r");
-    if (!file) return false;
-    const int found = n == 1 ? fscanf(file, "%lld", first) : fscanf(file, "%lld %lld", first, second);
-    fclose(file);
-    return found == n;
-}
-
 /* *cores: the least so far, 0 where there is no quota. Version 2 of cgroups, or 1. */
 static void limit_cores(const char *cgroup, void *cores) {
-    long long quota = 0, period = 0;
+    long long quota[2], period[2];
     int *least = cores;
-    const bool known = read_numbers(cgroup, "cpu.max", 2, &quota, &period) ||
-                       (read_numbers(cgroup, "cpu.cfs_quota_us", 1, &quota, NULL) &&
-                        read_numbers(cgroup, "cpu.cfs_period_us", 1, &period, NULL));
-    if (!known || quota <= 0 || period <= 0) return;
-    const int worth = (int)ceil_div(quota, period);
+    if (cgroup_read(cgroup, "cpu.max", quota) == 2)
+        period[0] = quota[1];
+    else if (!cgroup_read(cgroup, "cpu.cfs_quota_us", quota) ||
+             !cgroup_read(cgroup, "cpu.cfs_period_us", period))
+        return;
+    if (quota[0] <= 0 || period[0] <= 0) return;
+    const int worth = (int)ceil_div(quota[0], period[0]);
     if (*least == 0 || worth < *least) *least = worth;
 }
 

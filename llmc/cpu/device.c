@@ -42,17 +42,6 @@ static const struct {
 };
 enum { N_VERSIONS = sizeof cgroup_names / sizeof *cgroup_names };
 
-/* The number that a file of a cgroup is; false for "max", and where there is none. */
-static bool cgroup_value(const char *cgroup, const char *name, size_t *value) {
-    char path[PATH_BYTES];
-    snprintf(path, sizeof path, "%s/%s", cgroup, name);
-    FILE *file = fopen(path, "r");
-    if (!file) return false;
-    const bool found = fscanf(file, "%zu", value) == 1;
-    fclose(file);
-    return found;
-}
-
 static size_t cgroup_file_pages(const char *cgroup, const char *const keys[2]) {
     char path[PATH_BYTES], key[64];
     size_t value, sum = 0;
@@ -66,11 +55,12 @@ static size_t cgroup_file_pages(const char *cgroup, const char *const keys[2]) {
 }
 
 void cpu_limit_memory(const char *cgroup, size_t *free_bytes, size_t *total_bytes) {
-    size_t limit, taken;
+    long long numbers[2];
     int i = 0;
-    while (i < N_VERSIONS && !cgroup_value(cgroup, cgroup_names[i].limit, &limit)) i++;
+    while (i < N_VERSIONS && !cgroup_read(cgroup, cgroup_names[i].limit, numbers)) i++;
     if (i == N_VERSIONS) return;
-    if (!cgroup_value(cgroup, cgroup_names[i].taken, &taken)) taken = 0;
+    const size_t limit = (size_t)numbers[0];
+    size_t taken = cgroup_read(cgroup, cgroup_names[i].taken, numbers) ? (size_t)numbers[0] : 0;
     const size_t file_pages = cgroup_file_pages(cgroup, cgroup_names[i].pages);
     taken -= file_pages < taken ? file_pages : taken;
     const size_t left = limit > taken ? limit - taken : 0;

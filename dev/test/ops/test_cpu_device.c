@@ -146,17 +146,27 @@ static void test_quota(void) {
     }
 }
 
+/* The process is in /a/b of version 2, and in /c/d of the hierarchy of version 1 that lies in `old`. */
+static void make_groups(const char *old, const char *controllers) {
+    char inner[32], own[128];
+    empty_folder();
+    CHECK(mkdir(path_of("a"), 0700) == 0 && mkdir(path_of("a/b"), 0700) == 0 &&
+              mkdir(path_of(old), 0700) == 0,
+          "folders");
+    snprintf(inner, sizeof inner, "%s/c", old);
+    CHECK(mkdir(path_of(inner), 0700) == 0, "folder");
+    snprintf(inner, sizeof inner, "%s/c/d", old);
+    CHECK(mkdir(path_of(inner), 0700) == 0, "folder");
+    snprintf(own, sizeof own, "4:%s:/c/d\n1:name=systemd:/\n0::/a/b\n", controllers);
+    write_text(path_of("own"), own);
+}
+
 /* The least quota of the process's cgroup and those above it, by systemd or SLURM. */
 static void test_quota_of_a_job(void) {
     static const char *const limited[] = {"a/cpu.max", "a/b/cpu.max", "cpu/c/d/cpu.cfs_quota_us",
                                           "cpu/cpu.cfs_quota_us"};
     for (size_t i = 0; i < sizeof limited / sizeof *limited; i++) {
-        empty_folder();
-        CHECK(mkdir(path_of("a"), 0700) == 0 && mkdir(path_of("a/b"), 0700) == 0 &&
-                  mkdir(path_of("cpu"), 0700) == 0 && mkdir(path_of("cpu/c"), 0700) == 0 &&
-                  mkdir(path_of("cpu/c/d"), 0700) == 0,
-              "folders");
-        write_text(path_of("own"), "4:cpu,cpuacct:/c/d\n0::/a/b\n");
+        make_groups("cpu", "cpu,cpuacct");
         write_text(path_of("a/cpu.max"), "300000 100000\n");
         write_text(path_of("cpu/c/d/cpu.cfs_period_us"), "100000\n");
         write_text(path_of("cpu/cpu.cfs_period_us"), "100000\n");
@@ -174,12 +184,7 @@ static void test_container(void) {
                                           "memory/memory.limit_in_bytes", "memory/c/d/memory.limit_in_bytes"};
     size_t free_bytes, total_bytes;
     for (size_t i = 0; i < sizeof limited / sizeof *limited; i++) {
-        empty_folder();
-        CHECK(mkdir(path_of("a"), 0700) == 0 && mkdir(path_of("a/b"), 0700) == 0 &&
-                  mkdir(path_of("memory"), 0700) == 0 && mkdir(path_of("memory/c"), 0700) == 0 &&
-                  mkdir(path_of("memory/c/d"), 0700) == 0,
-              "folders");
-        write_text(path_of("own"), "4:memory:/c/d\n1:name=systemd:/\n0::/a/b\n");
+        make_groups("memory", "memory");
         write_text(path_of("a/b/memory.max"), "max\n");
         write_text(path_of(limited[i]), "2000000\n");
         in_container = true;

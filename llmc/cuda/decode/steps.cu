@@ -31,13 +31,11 @@ struct TokenKernel {
     void *memory;
 };
 
-/* What is known while the list is read: the stages so far, the residual stream, and what the last stage made. */
+/* What is known while the list is read: the layers so far, the residual stream, and what the last step made. */
 typedef struct Reading {
     const Step *next, *end;
-    TokenStage stages[TOKEN_MAX_STAGES];
-    int n_stages, n_messages;
+    TokenLayer layers[TOKEN_MAX_LAYERS];
     const void *stream, *made;
-    int made_at;
     bool good;
     TokenArgs args;
 } Reading;
@@ -47,96 +45,99 @@ static bool need(Reading *r, bool condition) {
     return r->good;
 }
 
+/* The next step, which takes what the one before it made. */
 static const Step *take(Reading *r, StepKind kind) {
     if (!need(r, r->next < r->end && r->next->kind == kind)) return NULL;
-    need(r, r->next->rows == 1 && (kind == STEP_DRAW || r->next->dtype == DTYPE_BF16));
-    return r->next++;
+    const Step *step = r->next++;
+    need(r, step->rows == 1 && (kind == STEP_DRAW || step->dtype == DTYPE_BF16));
+    r->made = step->out;
+    return step;
 }
 
-static TokenStage *add_stage(Reading *r, const void *made, int n_made) {
-    if (!need(r, r->n_stages < TOKEN_MAX_STAGES)) return NULL;
-    TokenStage *stage = &r->stages[r->n_stages++];
-    *stage = (TokenStage){};
-    stage->in = r->made_at;
-    stage->out = r->made_at = r->n_messages;
-    r->made = made;
-    r->n_messages += messages_of(n_made);
-    return stage;
-}
-
-/* A linear layer, of what was made or of the norm before it. */
-static void read_linear(Reading *r, const Step *norm) {
+static void take_linear(Reading *r, int OC, int IC, bool gelu, const bf16 **weight, const bf16 **bias) {
+    const void *in = r->made;
     const Step *linear = take(r, STEP_LINEAR);
-    if (!linear || !need(r, linear->in == (norm ? norm->out : r->made))) return;
-    need(r, linear->IC <= TOKEN_MAX_IC && (!norm || (norm->IC == r->args.C && linear->IC == r->args.C)));
-    TokenStage *stage = add_stage(r, linear->out, linear->OC);
-    if (!stage) return;
-    stage->weight = (const bf16 *)linear->weight;
-    stage->bias = (const bf16 *)linear->bias;
-    stage->OC = linear->OC;
-    stage->IC = linear->IC;
-    stage->flags = linear->gelu ? STAGE_GELU : 0;
-    if (!norm) return;
-    stage->flags |= STAGE_NORM | (norm->residual ? STAGE_ADD : 0);
-    stage->norm_weight = (const bf16 *)norm->weight;
-    stage->norm_bias = (const bf16 *)norm->bias;
+    if (!linear || !need(r, linear->in == in && linear->OC == OC && linear->IC == IC &&
+                                linear->gelu == gelu && linear->bias))
+        return;
+    *weight = (const bf16 *)linear->weight;
+    *bias = (const bf16 *)linear->bias;
 }
 
-static void read_norm(Reading *r) {
+/* Of the residual stream, to which all norms but the first add what was made. */
+static void take_norm(Reading *r, const bf16 **weight, const bf16 **bias) {
+    const void *made = r->made;
     const Step *norm = take(r, STEP_NORM);
-    if (!norm || !need(r, norm->in == r->stream && (!norm->residual || norm->with == r->made))) return;
+    if (!norm || !need(r, norm->in == r->stream && norm->IC == r->args.C)) return;
+    const bool is_first = made == r->stream;
+    if (!need(r, is_first ? !norm->residual : norm->residual && norm->with == made)) return;
     if (norm->residual) r->stream = norm->residual;
-    read_linear(r, norm);
+    *weight = (const bf16 *)norm->weight;
+    *bias = (const bf16 *)norm->bias;
 }
 
-static void read_attention(Reading *r) {
+static void take_attention(Reading *r, TokenLayer *layer) {
+    const void *in = r->made;
     const Step *a = take(r, STEP_ATTENTION);
     TokenArgs *args = &r->args;
-    if (!a || !need(r, a->in == r->made && a->HD == 64 && a->NH * a->HD == args->C)) return;
-    need(r, a->positions == args->positions && ceil_div(a->T, 128) <= TOKEN_MAX_PIECES);
-    need(r, r->n_stages > 0 && r->stages[r->n_stages - 1].OC == 3 * args->C);
-    need(r, args->NH == 0 || (a->T == args->T && a->begins == args->begins && a->window == args->window));
+    if (!a || !need(r, a->in == in && a->HD == TOKEN_HD && a->NH * a->HD == args->C)) return;
+    need(r, a->positions == args->positions && a->T <= TOKEN_MAX_T);
+    need(r, args->n_layers == 0 || (a->begins == args->begins && a->window == args->window));
     args->NH = a->NH;
-    args->T = a->T;
     args->begins = a->begins;
     args->window = a->window;
-    TokenStage *stage = add_stage(r, a->out, args->C);
-    if (!stage) return;
-    stage[-1].flags |= STAGE_QKV;
-    stage->flags = STAGE_ATTENTION;
-    stage->weight = (const bf16 *)a->cache;
+    layer->cache = (bf16 *)a->cache;
+}
+
+static void take_layer(Reading *r) {
+    const int C = r->args.C;
+    if (!need(r, r->args.n_layers < TOKEN_MAX_LAYERS)) return;
+    TokenLayer *layer = &r->layers[r->args.n_layers];
+    take_norm(r, &layer->ln_1_weight, &layer->ln_1_bias);
+    take_linear(r, 3 * C, C, false, &layer->qkv_weight, &layer->qkv_bias);
+    take_attention(r, layer);
+    take_linear(r, C, C, false, &layer->attn_proj_weight, &layer->attn_proj_bias);
+    take_norm(r, &layer->ln_2_weight, &layer->ln_2_bias);
+    take_linear(r, 4 * C, C, true, &layer->fc_weight, &layer->fc_bias);
+    take_linear(r, C, 4 * C, false, &layer->mlp_proj_weight, &layer->mlp_proj_bias);
+    r->args.n_layers++;
+}
+
+/* The last norm, and the head. */
+static void take_head(Reading *r) {
+    TokenArgs *args = &r->args;
+    take_norm(r, &args->ln_f_weight, &args->ln_f_bias);
+    const void *in = r->made;
+    const Step *head = take(r, STEP_LINEAR);
+    if (!head || !need(r, head->in == in && head->IC == args->C && !head->bias && !head->gelu)) return;
+    args->head_weight = (const bf16 *)head->weight;
+    args->logits = (bf16 *)head->out;
+    args->V = head->OC;
 }
 
 static void read_steps(Reading *r) {
+    enum { HEAD_STEPS = 3 }; /* norm, linear layer, draw */
     const Step *first = take(r, STEP_EMBEDDING);
-    if (!first || !need(r, first->positions != NULL && first->IC <= TOKEN_MAX_C)) return;
+    if (!first || !need(r, first->positions != NULL)) return;
     r->stream = first->out;
     r->args.C = first->IC;
     r->args.tokens = first->tokens;
     r->args.positions = first->positions;
     r->args.wte = (const bf16 *)first->weight;
     r->args.wpe = (const bf16 *)first->bias;
-    while (r->good && r->next < r->end && r->next->kind != STEP_DRAW) {
-        if (r->next->kind == STEP_NORM)
-            read_norm(r);
-        else if (r->next->kind == STEP_ATTENTION)
-            read_attention(r);
-        else
-            read_linear(r, NULL);
-    }
+    while (r->good && r->end - r->next > HEAD_STEPS) take_layer(r);
+    if (!need(r, r->args.n_layers > 0 && r->args.NH <= TOKEN_MAX_NH)) return;
+    take_head(r);
+    const void *in = r->made;
     const Step *draw = take(r, STEP_DRAW);
-    if (!draw || !need(r, draw->in == r->made && r->n_stages > 0 && r->args.NH > 0)) return;
-    TokenStage *last = &r->stages[r->n_stages - 1];
-    need(r, !(last->flags & (STAGE_ATTENTION | STAGE_GELU)));
-    last->flags |= STAGE_LOGITS;
-    r->args.logits = (bf16 *)draw->in;
+    need(r, draw && draw->in == in);
 }
 
 /* ---- the kernel's graph ---- */
 
 static TokenKernel *make_kernel(const Reading *r, const DrawArgs *draw) {
-    const size_t stages = align_256((size_t)r->n_stages * sizeof *r->stages);
-    const size_t bytes = stages + (size_t)r->n_messages * sizeof(uint64_t);
+    const size_t layers = (size_t)r->args.n_layers * sizeof *r->layers, sums_at = align_256(layers);
+    const size_t bytes = sums_at + (size_t)token_sums(r->args.n_layers, r->args.C) * sizeof(uint64_t);
     TokenKernel *kernel = (TokenKernel *)calloc(1, sizeof *kernel);
     if (!kernel) return NULL;
     kernel->memory = cuda_alloc(bytes);
@@ -145,11 +146,10 @@ static TokenKernel *make_kernel(const Reading *r, const DrawArgs *draw) {
         return NULL;
     }
     cuda_zero(kernel->memory, bytes);
-    cuda_upload(kernel->memory, r->stages, (size_t)r->n_stages * sizeof *r->stages);
+    cuda_upload(kernel->memory, r->layers, layers);
     kernel->args = r->args;
-    kernel->args.n_stages = r->n_stages;
-    kernel->args.stages = (const TokenStage *)kernel->memory;
-    kernel->args.messages = (uint64_t *)((char *)kernel->memory + stages);
+    kernel->args.layers = (const TokenLayer *)kernel->memory;
+    kernel->args.sums = (uint64_t *)((char *)kernel->memory + sums_at);
     kernel->draw = *draw;
     return kernel;
 }
@@ -163,16 +163,15 @@ TokenKernel *steps_end(size_t n_launches) {
     r->end = captured.all + captured.n;
     r->good = true;
     read_steps(r);
-    TokenKernel *kernel = r->good && r->next == r->end && token_fits(r->args.C, r->args.NH)
+    TokenKernel *kernel = r->good && r->next == r->end && token_fits(r->args.NH)
                               ? make_kernel(r, &captured.all[captured.n - 1].draw)
                               : NULL;
     free(r);
     return kernel;
 }
 
-/* Tags begin anew after 2^32 launches, years later. */
 void token_kernel_launch(TokenKernel *kernel) {
-    kernel->args.tag++;
+    kernel->args.launch++;
     token_launch(kernel->args);
     draw_tokens<bf16>(&kernel->draw);
     cuda_kernel_ran = "token_kernel";

@@ -1,570 +1,576 @@
-/* A token's forward pass as one kernel, whose blocks, one on an SM, stay for all stages.
+/* A token's forward pass as one kernel, whose blocks, one on an SM, stay for all layers.
  *
- * With launches, a token of GPT-2 124M is a chain of 88 kernels that each wait for the one before to end, four times as
+ * With launches, a token of GPT-2 124M is a chain of 88 kernels that each wait for the one before to end, five times as
  * long as its weights take from memory. Here blocks wait for numbers alone.
  *
- * Weights. A block has the same share of every layer's outputs. One warp, the loader, brings their rows in the order in
- * which they are used into a ring in shared memory, as far ahead as the ring reaches; no weight waits for a result.
+ * A cluster of eight blocks is to a layer what a rank is in tensor parallelism (Shoeybi et al. 2019, section 3): it has a
+ * head's rows of c_attn, that head's attention and columns of the projection behind it, 256 hidden channels of the MLP
+ * and their columns of the second projection. So only the two sums that a layer adds to the residual stream go over all
+ * clusters, through L2 (token_sums.cuh). Everything else goes from block to block of a cluster through shared memory,
+ * in a third of the time.
  *
- * Numbers. What a stage makes goes to all blocks as messages of 8 bytes: two bf16 beside a tag, written and read at once
- * (NCCL calls this protocol LL). Who needs them reads until the tags are this launch's; there is no other barrier. Every
- * message has a place of its own, so none is overwritten while somebody still reads.
+ * A warp computes rows of its block's matrices: it has them in registers before their input is there, and its lanes
+ * share a row's channels. So results need no barrier; a stage is a chain of a few hundred instructions, and how long
+ * that is counts, not how much it does. The loaders (token_loaders.cuh) bring the rows.
  *
- * Attention. A head is a cluster's, and a piece of 128 keys a block's: q, k and v, and then the pieces, go through
- * shared memory, which takes half as long. The cached keys come while the stages before are at work.
+ * Of the residual stream a block has the channels of its rows of the projections, which all clusters have. It sends them
+ * to the others of its cluster, and each block has the norm to itself.
  *
- * The residual stream and norms are so little work that every block has them to itself.
- *
- * A stage of d12 takes 1 to 3 us on an H200: half a microsecond is the messages' way, the rest are short chains of
- * instructions, so what counts is how long each is, not how much it does.
- *
- * Sums have the order of linear_few_rows.cu, layernorm_forward.cu and decode.cu: the results have the same bits. */
-#include "token.cuh"
-#include "llmc/cuda/attention/launch.cuh"
+ * Values are rounded where the launches round them, but sums have another order: the last bits are not theirs. */
 #include "llmc/cuda/attention/generic/decode_piece.cuh"
+#include "llmc/cuda/attention/launch.cuh"
 #include "llmc/cuda/device/early.cuh"
 #include "llmc/cuda/ops/gelu.cuh"
 #include "llmc/cuda/ops/layernorm.cuh"
+#include "token_loaders.cuh"
+#include "token_sums.cuh"
 
-enum {
-    HD = 64,
-    WARPS = 8, /* that compute */
-    THREADS = WARPS * WARP_SIZE,
-    PIECE_WARPS = PIECE_KEYS / WARP_SIZE,
-    STEP = 32,            /* channels of a warp at a time */
-    ROUND = WARPS * STEP, /* and of a block */
-    CHUNK_ROUNDS = 3,
-    CHUNK = CHUNK_ROUNDS * ROUND, /* channels of a slot of the ring */
-    TILE = 8,                     /* and its rows */
-    ROW_BYTES = 2 * CHUNK + 64,   /* two rows are in different banks */
-    SLOTS = 12,
-    CLUSTER = TOKEN_MAX_PIECES, /* blocks of a head */
-    PARAMETER_SLOTS = 3,
-    GROUP = 4 /* tiles that are summed at once */
-};
-enum { MAX_SHARE = 64 }; /* of a stage with a bias */
-enum { BARRIER_ALL = 1, BARRIER_PIECE = 2 };
+/* ---- the warps that compute ---- */
 
-/* The outputs of a block; messages are of two. */
-struct Share {
-    int first, n;
-};
-
-/* Of a stage: its norm's, and the bias of the block's share from the multiple of 8 before it on. */
-struct Parameters {
-    alignas(16) bf16 norm_weight[TOKEN_MAX_C], norm_bias[TOKEN_MAX_C], bias[MAX_SHARE + 16];
-};
-
-/* Whole pieces of 16 bytes. */
-struct alignas(16) SentPart {
-    Part<HD> part;
-};
-
-struct Shared {
-    char ring[SLOTS][TILE * ROW_BYTES];
-    int4 keys[2 * 8 * PIECE_KEYS]; /* of the block's piece, and their values */
-    Parameters parameters[PARAMETER_SLOTS];
-    uint64_t full[SLOTS], empty[SLOTS];
-    uint64_t parameters_full[PARAMETER_SLOTS], parameters_empty[PARAMETER_SLOTS];
-    Share shares[TOKEN_MAX_STAGES];
-    float sums[2][WARPS][GROUP * TILE];
-    alignas(16) bf16 made[3 * TILE], qkv[3][HD]; /* of the block, of its head */
-    Part<HD> warps[PIECE_WARPS];
-    SentPart own, pieces[CLUSTER];
-    uint64_t qkv_full, pieces_full;
-    alignas(16) bf16 added[TOKEN_MAX_C], x[TOKEN_MAX_IC];
-    alignas(16) float row[TOKEN_MAX_C];
-    TokenStage stages[TOKEN_MAX_STAGES];
-};
-static_assert(sizeof(Shared) <= 227 * 1024, "a block's shared memory");
-
-/* ---- messages ---- */
-
-__device__ __forceinline__ uint64_t message(uint32_t payload, uint32_t tag) {
-    return (uint64_t)tag << 32 | payload;
-}
-__device__ __forceinline__ bool has_come(uint64_t x, uint32_t tag) {
-    return (uint32_t)(x >> 32) == tag;
-}
-__device__ __forceinline__ bool have_come(const ulonglong2 &x, uint32_t tag) {
-    return has_come(x.x, tag) && has_come(x.y, tag);
-}
-
-/* n values, a multiple of 4, to shared memory, by all threads that compute. */
-__device__ __noinline__ void receive(bf16 *to, const uint64_t *from, int n, uint32_t tag) {
-    enum { AT_ONCE = 3 };
-    for (int i = threadIdx.x; i < n / 4; i += AT_ONCE * THREADS) {
-        ulonglong2 x[AT_ONCE];
+/* These are in registers from here on, not made anew where they are used. */
+template <int N> __device__ __forceinline__ void keep(float (&x)[N]) {
 #pragma unroll
-        for (int u = 0; u < AT_ONCE; u++)
-            if (i + u * THREADS < n / 4) x[u] = load_relaxed_16(from + 2 * (i + u * THREADS));
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]));
+}
+
+/* Of every ROUND channels a lane has eight. VECS rounds: C / ROUND, rounded up. */
+template <int VECS> struct Warp {
+    enum {
+        PROJ_ROWS = 4 * VECS, /* of a warp, NH or more */
+        SCORE_LANES = 4,      /* of a key whose score is made, 16 channels each */
+        SCORE_KEYS = WARP_SIZE / SCORE_LANES,
+        SCORE_ROUNDS = BLOCK_KEYS / WARPS / SCORE_KEYS,
+        VALUE_ROUNDS = BLOCK_KEYS / WARP_SIZE /* a lane has a key, eight channels of its value, the warp's */
+    };
+    const TokenArgs &a;
+    Shared &s;
+    const int lane, warp, rank, head;
+    int n_vecs;       /* this lane's */
+    float x;          /* of the residual stream: the channel of this lane's row of the projections */
+    float pivot;      /* the last norm's mean: squares about 0 would lose what one far from it leaves */
+    int places[4];    /* in s.x, of this thread's channels of a norm */
+    const float of_C; /* 1 / C */
+    uint64_t *sums;
+    int key_begin, position;
+
+    __device__ __forceinline__ Warp(const TokenArgs &a_, Shared &s_)
+        : a(a_), s(s_), lane(threadIdx.x % WARP_SIZE), warp(threadIdx.x / WARP_SIZE), rank(cluster_rank()),
+          head(this_head()), x(0), pivot(0), of_C(1.0f / (float)a_.C) {
+        const Seen seen = seen_keys(a.positions, a.begins, a.window, 0);
+        key_begin = (int)seen.begin;
+        position = (int)seen.end - 1;
+        n_vecs = lane * 8 + (VECS - 1) * ROUND < a.C ? VECS : VECS - 1;
+        sums = sums_of(a);
 #pragma unroll
-        for (int u = 0; u < AT_ONCE; u++)
-            if (i + u * THREADS < n / 4) {
-                while (!have_come(x[u], tag)) x[u] = load_relaxed_16(from + 2 * (i + u * THREADS));
-                reinterpret_cast<uint2 *>(to)[i + u * THREADS] =
-                    make_uint2((uint32_t)x[u].x, (uint32_t)x[u].y);
-            }
-    }
-}
-
-/* ---- weights ---- */
-
-/* Of q, k and v a cluster has those of its head, a block eight rows of each. */
-__device__ __forceinline__ Share share_of(const TokenArgs &a, const TokenStage &stage) {
-    const int blocks = (int)gridDim.y, block = (int)blockIdx.y;
-    if (stage.flags & STAGE_QKV) return {block * TILE, block / CLUSTER < a.NH ? 3 * TILE : 0};
-    const int each = ceil_div(stage.OC, 2 * blocks) * 2, first = each * block;
-    return {first, max(0, min(each, stage.OC - first))};
-}
-/* Where the share's row is among the stage's. */
-__device__ __forceinline__ int row_of(const TokenArgs &a, const TokenStage &stage, const Share &share,
-                                      int row) {
-    return stage.flags & STAGE_QKV ? share.first + row / TILE * a.C + row % TILE : share.first + row;
-}
-
-template <int N> struct Slot {
-    int at;
-    uint32_t parity;
-    __device__ __forceinline__ void next() {
-        if (++at < N) return;
-        at = 0;
-        parity ^= 1;
-    }
-};
-
-__device__ __forceinline__ bool has_parameters(const TokenStage &stage, const Share &share) {
-    return stage.flags & STAGE_NORM || (stage.bias && share.n > 0);
-}
-
-__device__ __forceinline__ void load_parameters(const TokenArgs &a, Shared &s, const TokenStage &stage,
-                                                const Share &share, Slot<PARAMETER_SLOTS> &slot) {
-    if (!has_parameters(stage, share)) return;
-    const int lane = threadIdx.x % WARP_SIZE, begin = share.first / 8 * 8,
-              n_bias = stage.bias && share.n > 0 ? ceil_div(share.first % 8 + share.n, 8) : 0,
-              n_norm = stage.flags & STAGE_NORM ? a.C : 0;
-    const uint32_t full = shared_address(&s.parameters_full[slot.at]);
-    Parameters &to = s.parameters[slot.at];
-    mbarrier_wait(shared_address(&s.parameters_empty[slot.at]), slot.parity ^ 1);
-    if (lane == 0) {
-        mbarrier_arrive_expect_tx(full, 16 * n_bias + 4 * n_norm);
-        if (n_norm) bulk_load(shared_address(to.norm_weight), stage.norm_weight, 2 * n_norm, full);
-        if (n_norm) bulk_load(shared_address(to.norm_bias), stage.norm_bias, 2 * n_norm, full);
-    }
-    __syncwarp();
-    if (lane < n_bias) {
-        const int row = stage.flags & STAGE_QKV ? begin + lane * a.C : begin + lane * 8;
-        bulk_load(shared_address(to.bias + 8 * lane), stage.bias + row, 16, full);
-    }
-    __syncwarp();
-    slot.next();
-}
-
-/* The loader: chunks of a group's tiles, tile by tile. */
-__device__ void load_weights(const TokenArgs &a, Shared &s) {
-    const int lane = threadIdx.x % WARP_SIZE;
-    Slot<SLOTS> slot = {0, 0};
-    Slot<PARAMETER_SLOTS> parameters = {0, 0};
-    for (int i = 0; i < a.n_stages; i++) {
-        const TokenStage &stage = s.stages[i];
-        if (stage.flags & STAGE_ATTENTION) continue;
-        const Share share = s.shares[i];
-        load_parameters(a, s, stage, share, parameters);
-        for (int group = 0; group < share.n; group += GROUP * TILE)
-            for (int k = 0; k < stage.IC; k += CHUNK)
-                for (int row = group; row < min(group + GROUP * TILE, share.n); row += TILE) {
-                    const uint32_t full = shared_address(&s.full[slot.at]);
-                    const int rows = min((int)TILE, share.n - row), bytes = 2 * min((int)CHUNK, stage.IC - k);
-                    mbarrier_wait(shared_address(&s.empty[slot.at]), slot.parity ^ 1);
-                    if (lane == 0) mbarrier_arrive_expect_tx(full, rows * bytes);
-                    __syncwarp();
-                    if (lane < rows)
-                        bulk_load(shared_address(s.ring[slot.at] + lane * ROW_BYTES),
-                                  stage.weight + (int64_t)row_of(a, stage, share, row + lane) * stage.IC + k,
-                                  bytes, full);
-                    slot.next();
-                }
-    }
-}
-
-/* ---- a linear layer ---- */
-
-/* This warp's channels of x, from k on, and of a tile's weights, which may be overwritten then. */
-__device__ __forceinline__ void take_x(int4 (&x)[CHUNK_ROUNDS], const Shared &s, int k, int IC) {
-#pragma unroll
-    for (int r = 0; r < CHUNK_ROUNDS; r++)
-        x[r] = threadIdx.x % WARP_SIZE < 4 && k + r * ROUND < IC
-                   ? *reinterpret_cast<const int4 *>(s.x + k + r * ROUND)
-                   : make_int4(0, 0, 0, 0);
-}
-__device__ __forceinline__ void take_weights(int4 (&w)[CHUNK_ROUNDS], Shared &s, Slot<SLOTS> &slot, int own,
-                                             int k, int IC) {
-    const int lane = threadIdx.x % WARP_SIZE;
-    const char *row = s.ring[slot.at] + lane / 4 * ROW_BYTES + 2 * own;
-    mbarrier_wait(shared_address(&s.full[slot.at]), slot.parity);
-#pragma unroll
-    for (int r = 0; r < CHUNK_ROUNDS; r++)
-        w[r] =
-            k + r * ROUND < IC ? *reinterpret_cast<const int4 *>(row + 2 * r * ROUND) : make_int4(0, 0, 0, 0);
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(shared_address(&s.empty[slot.at]));
-    slot.next();
-}
-
-/* A step of one row: the other rows of the product are 0. */
-__device__ __forceinline__ void multiply_low(float (&acc)[4], const int4 &x, const int4 &w) {
-    const uint32_t row[4] = {(uint32_t)x.x, 0, (uint32_t)x.y, 0};
-    mma_m16n8k16(acc, row, w.x, w.y);
-}
-__device__ __forceinline__ void multiply_high(float (&acc)[4], const int4 &x, const int4 &w) {
-    const uint32_t row[4] = {(uint32_t)x.z, 0, (uint32_t)x.w, 0};
-    mma_m16n8k16(acc, row, w.z, w.w);
-}
-
-/* Products of a group's tiles with x, this warp's channels. A product waits for the one before it of the same tile, so
- * tiles take turns, and all weights of a chunk are taken before the first product. */
-template <int TILES>
-__device__ __forceinline__ void multiply_tiles(float (&acc)[GROUP][4], Shared &s, Slot<SLOTS> &slot, int IC) {
-    const int own = threadIdx.x / WARP_SIZE * STEP + threadIdx.x % 4 * 8;
-    for (int k = own; k - own < IC; k += CHUNK) {
-        int4 x[CHUNK_ROUNDS], w[TILES][CHUNK_ROUNDS];
-        take_x(x, s, k, IC);
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) take_weights(w[tile], s, slot, own, k, IC);
-#pragma unroll
-        for (int r = 0; r < CHUNK_ROUNDS; r++) {
-#pragma unroll
-            for (int tile = 0; tile < TILES; tile++) multiply_low(acc[tile], x[r], w[tile][r]);
-#pragma unroll
-            for (int tile = 0; tile < TILES; tile++) multiply_high(acc[tile], x[r], w[tile][r]);
+        for (int k = 0; k < 4; k++) {
+            const int c = min(4 * (int)threadIdx.x + k, a.C - 1);
+            places[k] = c / a.NH * PROJ_ROWS + c % a.NH;
         }
     }
-}
-/* The same of one tile, several chunks at once. */
-__device__ __forceinline__ void multiply_tile(float (&acc)[4], Shared &s, Slot<SLOTS> &slot, int IC) {
-    const int own = threadIdx.x / WARP_SIZE * STEP + threadIdx.x % 4 * 8;
-    for (int k = own; k - own < IC; k += GROUP * CHUNK) {
-        int4 x[GROUP][CHUNK_ROUNDS], w[GROUP][CHUNK_ROUNDS] = {};
-#pragma unroll
-        for (int c = 0; c < GROUP; c++) {
-            take_x(x[c], s, k + c * CHUNK, IC);
-            if (k - own + c * CHUNK < IC) take_weights(w[c], s, slot, own, k + c * CHUNK, IC);
-        }
-#pragma unroll
-        for (int c = 0; c < GROUP; c++) {
-            if (k - own + c * CHUNK >= IC) break;
-#pragma unroll
-            for (int r = 0; r < CHUNK_ROUNDS; r++) {
-                multiply_low(acc, x[c][r], w[c][r]);
-                multiply_high(acc, x[c][r], w[c][r]);
-            }
-        }
+
+    __device__ __forceinline__ int channel(int v) const {
+        return v * ROUND + lane * 8;
     }
-}
 
-/* This thread's two outputs, from `output` on: the warps' sums in their order. */
-__device__ __forceinline__ uint32_t finish(const float (&sums)[WARPS][GROUP * TILE], int column,
-                                           uint32_t bias, bool is_gelu) {
-    float2 sum = {0, 0};
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-        const float2 part = *reinterpret_cast<const float2 *>(&sums[w][column]);
-        sum.x += part.x;
-        sum.y += part.y;
+    /* All that is sent to this block for the n-th time. */
+    __device__ __forceinline__ void wait_sent(uint64_t *full, int bytes, int n) const {
+        if (threadIdx.x == 0) mbarrier_arrive_expect_tx(shared_address(full), bytes);
+        mbarrier_wait(shared_address(full), n & 1);
     }
-    sum.x += bf16_low(bias);
-    sum.y += bf16_high(bias);
-    if (is_gelu) sum = {gelu<bf16>(sum.x), gelu<bf16>(sum.y)};
-    return cvt_bf16x2(sum.x, sum.y);
-}
 
-/* What this block made of its head's q, k and v to all blocks of the cluster. */
-__device__ __forceinline__ void send_qkv(Shared &s) {
-    const int lane = threadIdx.x % WARP_SIZE, which = lane / CLUSTER, rank = lane % CLUSTER;
-    __syncwarp();
-    if (which < 3)
-        store_async_16(cluster_address(shared_address(&s.qkv[which][cluster_rank() * TILE]), rank),
-                       reinterpret_cast<const int4 *>(s.made)[which],
-                       cluster_address(shared_address(&s.qkv_full), rank));
-}
+    /* ---- the residual stream ---- */
 
-/* bias: from the multiple of 8 before the share on. */
-__device__ __forceinline__ void linear(const TokenArgs &a, Shared &s, const TokenStage &stage,
-                                       const Share &share, const bf16 *shared_bias, Slot<SLOTS> &slot,
-                                       int &parity) {
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    for (int group = 0; group < share.n; group += GROUP * TILE, parity ^= 1) {
-        const int n = min((int)(GROUP * TILE), share.n - group), column = 2 * (int)threadIdx.x,
-                  output = share.first + group + column;
-        uint32_t bias = 0;
-        if (stage.bias && column < n)
-            bias = *reinterpret_cast<const uint32_t *>(shared_bias + share.first % 8 + group + column);
-        float acc[GROUP][4] = {};
-        if (n <= TILE)
-            multiply_tile(acc[0], s, slot, stage.IC);
-        else if (n <= 2 * TILE)
-            multiply_tiles<2>(acc, s, slot, stage.IC);
-        else if (n <= 3 * TILE)
-            multiply_tiles<3>(acc, s, slot, stage.IC);
-        else
-            multiply_tiles<GROUP>(acc, s, slot, stage.IC);
-        if (lane < 4)
+    __device__ __forceinline__ int own_channel() const {
+        return rank * (a.C / CLUSTER) + warp * a.NH + lane;
+    }
+    __device__ __forceinline__ void embed() {
+        if (lane < a.NH)
+            x = rounded(to_float(a.wte[(int64_t)a.tokens[0] * a.C + own_channel()]) +
+                        to_float(a.wpe[(int64_t)position * a.C + own_channel()]));
+    }
+    /* The stream += sum i, rounded as a linear layer's output is. */
+    __device__ __forceinline__ void add_sum(int i) {
+        const uint64_t *from = sums + (int64_t)i * a.C + own_channel();
+        uint64_t sum;
+        if (lane >= a.NH) return;
+        do sum = load_relaxed_8(from);
+        while (!has_all(sum, a.NH));
+        x = rounded(x + rounded(value_of(sum, a.NH)));
+    }
+    /* To all blocks of the cluster, by one instruction: a second one would wait 300 clocks. */
+    __device__ __forceinline__ void send_stream() const {
+        const int piece = lane % VECS, to = lane / VECS;
+        float four[4];
+        __syncwarp();
 #pragma unroll
-            for (int tile = 0; tile < GROUP; tile++)
-                *reinterpret_cast<float2 *>(&s.sums[parity][warp][tile * TILE + 2 * lane]) = {acc[tile][0],
-                                                                                              acc[tile][1]};
-        named_barrier_sync<THREADS>(BARRIER_ALL);
-        if (column >= n) continue;
-        const uint32_t pair = finish(s.sums[parity], column, bias, stage.flags & STAGE_GELU);
-        if (stage.flags & STAGE_QKV) {
-            reinterpret_cast<uint32_t *>(s.made)[threadIdx.x] = pair;
-        } else if (stage.flags & STAGE_LOGITS) {
-            *reinterpret_cast<uint32_t *>(a.logits + output) = pair;
-        } else {
-            store_relaxed_8(a.messages + stage.out + output / 2, message(pair, a.tag));
+        for (int k = 0; k < 4; k++) four[k] = __shfl_sync(0xffffffffu, x, 4 * piece + k);
+        if (to < CLUSTER)
+            send(&s.x[(rank * WARPS + warp) * PROJ_ROWS + 4 * piece],
+                 make_uint2(cvt_bf16x2(four[0], four[1]), cvt_bf16x2(four[2], four[3])), to_block(to),
+                 &s.x_full);
+    }
+
+    /* ---- norms: a thread has four channels ---- */
+
+    struct NormOf {
+        float weight[4], bias[4];
+    };
+    __device__ __forceinline__ void take_norm(NormOf &norm, int which) const {
+        take_four(norm.weight, &s.norms[which].weight[4 * threadIdx.x]); /* past C: what is not used */
+        take_four(norm.bias, &s.norms[which].bias[4 * threadIdx.x]);
+    }
+    static __device__ __forceinline__ void take_four(float (&x)[4], const bf16 *from) {
+        const uint2 bits = *reinterpret_cast<const uint2 *>(from);
+        x[0] = bf16_low(bits.x), x[1] = bf16_high(bits.x), x[2] = bf16_low(bits.y), x[3] = bf16_high(bits.y);
+        keep(x);
+    }
+    /* The n-th norm of the token: y, of this lane. */
+    __device__ __forceinline__ void normed(float (&y)[VECS][8], const NormOf &norm, int n) {
+        const int c = 4 * threadIdx.x;
+        float z[4], sum = 0, squares = 0;
+        wait_sent(&s.x_full, CLUSTER * WARPS * PROJ_ROWS * (int)sizeof *s.x, n);
+#pragma unroll
+        for (int k = 0; k < 4; k++) z[k] = to_float(s.x[places[k]]) - pivot;
+        if (c < a.C) {
+            sum = (z[0] + z[1]) + (z[2] + z[3]);
+            squares = fmaf(z[0], z[0], z[1] * z[1]) + fmaf(z[2], z[2], z[3] * z[3]);
         }
-    }
-    if (stage.flags & STAGE_QKV && share.n > 0 && warp == 0) send_qkv(s);
-}
-
-/* ---- the residual stream: of every 256 channels a thread has one ---- */
-
-template <int VECS> struct Stream {
-    float own[VECS];
-
-    __device__ __forceinline__ void embed(const TokenArgs &a, int position) {
-        const bf16 *token = a.wte + (int64_t)a.tokens[0] * a.C,
-                   *of_position = a.wpe + (int64_t)position * a.C;
+        sum = warp_sum(sum);
+        squares = warp_sum(squares);
+        if (lane == 0) s.statistics[warp] = {sum, squares};
+        named_barrier_sync<THREADS>(1);
+        sum = squares = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const float2 of_warp = s.statistics[w];
+            sum += of_warp.x;
+            squares += of_warp.y;
+        }
+        const float deviation = sum * of_C,
+                    rstd = rsqrtf(squares * of_C - deviation * deviation + LAYERNORM_EPSILON);
+        pivot += deviation;
+#pragma unroll
+        for (int k = 0; k < 4; k++) z[k] = (z[k] - deviation) * rstd * norm.weight[k] + norm.bias[k];
+        if (c < a.C)
+            *reinterpret_cast<uint2 *>(&s.normed[c]) =
+                make_uint2(cvt_bf16x2(z[0], z[1]), cvt_bf16x2(z[2], z[3]));
+        named_barrier_sync<THREADS>(1);
 #pragma unroll
         for (int v = 0; v < VECS; v++) {
-            const int c = threadIdx.x + v * ROUND;
-            own[v] = c < a.C ? rounded(to_float(token[c]) + to_float(of_position[c])) : 0.0f;
+            int4 own = {0, 0, 0, 0};
+            if (v < n_vecs) own = *reinterpret_cast<const int4 *>(&s.normed[channel(v)]);
+            to_floats(y[v], own);
         }
-    }
-    static __device__ __forceinline__ float rounded(float x) {
-        return to_float(from_float<bf16>(x));
     }
 
-    /* s.x = the norm of the row, this warp's channels; before that the row += what has come. Every warp has the
-     * statistics to itself: a lane has eight channels of every 256, as in layernorm_forward.cu. */
-    __device__ __forceinline__ void norm(const TokenArgs &a, Shared &s, const TokenStage &stage,
-                                         const Parameters &parameters) {
-        const int first = threadIdx.x % WARP_SIZE * 8;
-        const int n_vecs = first + (VECS - 1) * ROUND < a.C ? VECS : VECS - 1;
-        float x[VECS][8] = {}, mean, rstd;
-        if (stage.flags & STAGE_ADD) {
-            receive(s.added, a.messages + stage.in, a.C, a.tag);
-            named_barrier_sync<THREADS>(BARRIER_ALL);
-        }
+    /* ---- weights, in registers as fp32 before their input is there ---- */
+
+    __device__ __forceinline__ void wait_weights(int which, int phase) const {
+        mbarrier_wait(shared_address(&s.full[which]), phase & 1);
+    }
+    /* What is in registers may be overwritten. */
+    __device__ __forceinline__ void release(int which) const {
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(shared_address(&s.empty[which]));
+    }
+    /* N rows of C, `apart` rows from one to the next. */
+    template <int N>
+    __device__ __forceinline__ void take_rows(float (&w)[N][VECS][8], const char *first, int apart) const {
 #pragma unroll
-        for (int v = 0; v < VECS; v++) {
-            const int c = threadIdx.x + v * ROUND;
-            if (c >= a.C) break;
-            if (stage.flags & STAGE_ADD) own[v] = rounded(own[v] + to_float(s.added[c]));
-            s.row[c] = own[v];
-        }
-        named_barrier_sync<THREADS>(BARRIER_ALL);
+        for (int r = 0; r < N; r++)
+#pragma unroll
+            for (int v = 0; v < VECS; v++) {
+                int4 own = {0, 0, 0, 0};
+                if (v < n_vecs)
+                    own = *reinterpret_cast<const int4 *>(first + (r * apart * a.C + channel(v)) * 2);
+                to_floats(w[r][v], own);
+            }
+#pragma unroll
+        for (int r = 0; r < N; r++)
+#pragma unroll
+            for (int v = 0; v < VECS; v++) keep(w[r][v]);
+    }
+    template <int N>
+    static __device__ __forceinline__ float multiply_rows(const float (&y)[VECS][8],
+                                                          const float (&w)[N][VECS][8]) {
+        float sum[N] = {};
 #pragma unroll
         for (int v = 0; v < VECS; v++)
-            if (v < n_vecs)
 #pragma unroll
-                for (int k = 0; k < 8; k += 4)
-                    *reinterpret_cast<float4 *>(&x[v][k]) =
-                        *reinterpret_cast<const float4 *>(s.row + first + v * ROUND + k);
-        center_row(x, n_vecs, a.C, &mean, &rstd);
+            for (int k = 0; k < 8; k++)
 #pragma unroll
-        for (int v = 0; v < VECS; v++) {
-            const int c = threadIdx.x + v * ROUND;
-            if (c >= a.C) break;
-            const float centered = own[v] - mean;
-            s.x[c] = from_float<bf16>(centered * rstd * to_float(parameters.norm_weight[c]) +
-                                      to_float(parameters.norm_bias[c]));
+                for (int r = 0; r < N; r++) sum[r] = fmaf(y[v][k], w[r][v][k], sum[r]);
+        return sum_rows(sum);
+    }
+
+    __device__ __forceinline__ float take_proj_bias(const bf16 *bias) const {
+        const int row = summed_row<PROJ_ROWS>();
+        return head == 0 && row >= 0 && row < a.NH ? to_float(bias[warp * a.NH + row]) : 0.0f;
+    }
+    /* Of this warp's rows of a projection: to the sum over clusters, where the first one adds the bias. */
+    __device__ __forceinline__ void add_to_sum(int i, float (&part)[PROJ_ROWS], float bias) const {
+        const float sum = sum_rows(part) + bias;
+        const int row = summed_row<PROJ_ROWS>();
+        if (row >= 0 && row < a.NH && lane % lanes_of_row(PROJ_ROWS) == 0)
+            add_part(sums + (int64_t)i * a.C + rank * (a.C / CLUSTER) + warp * a.NH + row, sum);
+    }
+
+    /* ---- attention: the blocks of the cluster take turns by key ---- */
+
+    __device__ __forceinline__ int score_key(int round) const {
+        return ((round * SCORE_KEYS + lane / SCORE_LANES) * WARPS + warp) * CLUSTER + rank;
+    }
+    __device__ __forceinline__ bool is_cached(int key) const {
+        return key >= key_begin && key < position;
+    }
+    __device__ __forceinline__ bf16 *key_at(int l, int key) const {
+        return s.caches[l] + (int64_t)key * 2 * a.C + head * HD;
+    }
+    __device__ __forceinline__ void prefetch_keys(int l) const {
+        const int key = threadIdx.x / 2 * CLUSTER + rank;
+        if (l < a.n_layers && is_cached(key)) prefetch_to_l2(key_at(l, key) + threadIdx.x % 2 * a.C);
+    }
+    struct Keys {
+        int4 loaded[SCORE_ROUNDS][2];
+        float unpacked[SCORE_ROUNDS][2][8];
+    };
+    /* Keys to registers, values to shared memory, by lines of 128 bytes. */
+    __device__ __forceinline__ void load_keys(Keys &keys, int l) const {
+#pragma unroll
+        for (int r = 0; r < SCORE_ROUNDS; r++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                keys.loaded[r][i] = ld_global_once_if(
+                    is_cached(score_key(r)), key_at(l, score_key(r)) + lane % SCORE_LANES * 16 + 8 * i);
+        const int piece = threadIdx.x % 8;
+#pragma unroll
+        for (int i = 0; i < BLOCK_KEYS * 8 / THREADS; i++) {
+            const int row = i * (THREADS / 8) + threadIdx.x / 8, key = row * CLUSTER + rank;
+            if (key != position) /* keep_new's */
+                cp_async_16(shared_address(&s.values[row][piece ^ row % 8]),
+                            key_at(l, is_cached(key) ? key : 0) + a.C + 8 * piece, is_cached(key));
         }
-        __syncwarp();
+        cp_async_commit();
     }
-};
-
-/* ---- attention, by the first warps ---- */
-
-/* A cluster has a head, each of its blocks a piece; that with the first keys joins them. */
-struct Attention {
-    Seen seen;
-    int begin, n; /* the first piece that has keys, how many do */
-    int head, piece;
-    bool attends;
-    uint32_t parity; /* of the cluster's barriers */
-
-    __device__ __forceinline__ Attention(const TokenArgs &a) {
-        seen = seen_keys(a.positions, a.begins, a.window, 0);
-        begin = (int)(seen.begin / PIECE_KEYS);
-        n = (int)ceil_div(seen.end, (int64_t)PIECE_KEYS) - begin;
-        head = (int)blockIdx.y / CLUSTER;
-        piece = (int)cluster_rank();
-        attends = threadIdx.x < PIECE_KEYS && head < a.NH && piece >= begin && piece < begin + n;
-        parity = 0;
-    }
-    __device__ __forceinline__ FastPiece<HD> piece_of(const TokenArgs &a, const TokenStage &stage) const {
-        const int d = threadIdx.x % FastPiece<HD>::LANES * 8;
-        return FastPiece<HD>((bf16 *)stage.weight + head * HD + d, 2 * (int64_t)a.C, piece, seen);
+    static __device__ __forceinline__ void unpack_keys(Keys &keys) {
+#pragma unroll
+        for (int r = 0; r < SCORE_ROUNDS; r++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                to_floats(keys.unpacked[r][i], keys.loaded[r][i]);
+                keep(keys.unpacked[r][i]);
+            }
     }
 
-    /* Keys and values of the next attention, from stage i on, on their way to shared memory. */
-    __device__ __noinline__ void begin_load(const TokenArgs &a, Shared &s, int i) const {
-        while (i < a.n_stages && !(s.stages[i].flags & STAGE_ATTENTION)) i++;
-        if (i < a.n_stages && attends) piece_of(a, s.stages[i]).begin_load(s.keys);
+    static __device__ __forceinline__ int place_of(int channel) {
+        return channel + channel / 16;
+    }
+    /* Lanes 0 to 7 have q's channel, the next ones k's and v's. */
+    __device__ __forceinline__ void send_qkv(float q) const {
+        const float k = __shfl_down_sync(0xffffffffu, q, 8), v = __shfl_down_sync(0xffffffffu, q, 16);
+        if (lane < CLUSTER)
+            send(&s.qkv[place_of(rank * QKV_ROWS + warp)], make_uint2(cvt_bf16x2(q, k), cvt_bf16x2(v, 0)),
+                 to_block(lane), &s.qkv_full);
+    }
+    /* Eight bf16, each of the lower or the upper half of a word. */
+    template <bool UPPER, typename F> static __device__ __forceinline__ int4 pack(F word) {
+        uint32_t w[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = __byte_perm(word(2 * i), word(2 * i + 1), UPPER ? 0x7632 : 0x5410);
+        return make_int4((int)w[0], (int)w[1], (int)w[2], (int)w[3]);
     }
 
-    /* The warps' parts as one, to the block that joins. */
-    __device__ __forceinline__ void give(Shared &s) const {
-        const int e = threadIdx.x;
-        SentPart &to = piece == begin ? s.pieces[0] : s.own;
-        float sum, max;
-        if (e < HD)
-            to.part.o[e] =
-                join_parts<HD, PIECE_WARPS>(PIECE_WARPS, e, &sum, &max, [&](int w) { return &s.warps[w]; });
-        if (e == 0) to.part.max = max, to.part.sum = sum;
-        named_barrier_sync<PIECE_KEYS>(BARRIER_PIECE);
-        if (piece > begin && e < (int)(sizeof(SentPart) / 16))
-            store_async_16(cluster_address(shared_address(&s.pieces[piece - begin]) + 16 * e, begin),
-                           reinterpret_cast<const int4 *>(&s.own)[e],
-                           cluster_address(shared_address(&s.pieces_full), begin));
+    /* The new key and value to the cache, and the value to the others. */
+    __device__ __forceinline__ void keep_new(int l) const {
+        const int piece = threadIdx.x % 8, row = position / CLUSTER;
+        if (threadIdx.x >= 16 || position % CLUSTER != rank) return;
+        const uint2 *of_piece = &s.qkv[place_of(8 * piece)];
+        int4 *at = reinterpret_cast<int4 *>(key_at(l, position) + threadIdx.x / 8 * a.C) + piece;
+        if (threadIdx.x < 8)
+            *at = pack<true>([&](int k) { return of_piece[k].x; });
+        else
+            *at = s.values[row][piece ^ row % 8] = pack<false>([&](int k) { return of_piece[k].y; });
     }
-
-    __device__ __forceinline__ void join(const TokenArgs &a, Shared &s, const TokenStage &stage) const {
-        const int e = threadIdx.x;
-        float sum, max;
-        if (n > 1) {
-            if (e == 0) mbarrier_arrive_expect_tx(shared_address(&s.pieces_full), (n - 1) * sizeof(SentPart));
-            mbarrier_wait_cluster(shared_address(&s.pieces_full), parity);
+    /* The block's scores. */
+    __device__ __forceinline__ void score(const Keys &keys) const {
+        const int d = lane % SCORE_LANES * 16;
+        float q[2][8], of_new = 0;
+#pragma unroll
+        for (int k = 0; k < 16; k++) {
+            const uint32_t qk = s.qkv[place_of(d) + k].x;
+            q[k / 8][k % 8] = bf16_low(qk);
+            of_new = fmaf(bf16_low(qk), bf16_high(qk), of_new);
         }
-        if (e >= HD) return;
-        const float total =
-            join_parts<HD, CLUSTER>(n, e, &sum, &max, [&](int p) { return &s.pieces[p].part; });
-        const float out = total / sum, next = __shfl_down_sync(0xffffffffu, out, 1);
-        if (e % 2 == 0)
-            store_relaxed_8(a.messages + stage.out + (head * HD + e) / 2,
-                            message(cvt_bf16x2(out, next), a.tag));
+#pragma unroll
+        for (int r = 0; r < SCORE_ROUNDS; r++) {
+            const int key = score_key(r);
+            float of[2] = {};
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                of[0] = fmaf(q[0][k], keys.unpacked[r][0][k], of[0]);
+                of[1] = fmaf(q[1][k], keys.unpacked[r][1][k], of[1]);
+            }
+            float x = key == position ? of_new : of[0] + of[1];
+            x += __shfl_xor_sync(0xffffffffu, x, 1);
+            x += __shfl_xor_sync(0xffffffffu, x, 2);
+            if (lane % SCORE_LANES == 0)
+                s.scores[key / CLUSTER] =
+                    key >= key_begin && key <= position ? x * (LOG2E / 8) /* sqrt(HD) */ : NO_SCORE;
+        }
+    }
+    static __device__ __forceinline__ float warp_max_at_once(float x) {
+        const int bits = __float_as_int(x), ordered = bits ^ (bits >> 31 & 0x7fffffff);
+        const int max = __reduce_max_sync(0xffffffffu, ordered);
+        return __int_as_float(max ^ (max >> 31 & 0x7fffffff));
+    }
+    /* The values by the softmax of the block's scores: this warp's channels, to all blocks of the cluster. */
+    __device__ __forceinline__ void weigh() const {
+        float p[VALUE_ROUNDS], o[8] = {}, sum = 0;
+#pragma unroll
+        for (int r = 0; r < VALUE_ROUNDS; r++) p[r] = s.scores[r * WARP_SIZE + lane];
+        static_assert(VALUE_ROUNDS == 4, "the maximum of four");
+        const float max = warp_max_at_once(fmaxf(fmaxf(p[0], p[1]), fmaxf(p[2], p[3])));
+#pragma unroll
+        for (int r = 0; r < VALUE_ROUNDS; r++) {
+            const int row = r * WARP_SIZE + lane;
+            const int4 value = s.values[row][warp ^ row % 8];
+            p[r] = p[r] == NO_SCORE ? 0.0f : ex2(p[r] - max);
+            sum += p[r];
+            float v[8];
+            to_floats(v, value);
+#pragma unroll
+            for (int k = 0; k < 8; k++) o[k] = fmaf(p[r], v[k], o[k]);
+        }
+        sum = warp_sum(sum);
+        const float channel = sum_rows(o) * (sum > 0 ? rcp(sum) : 0.0f); /* lane / 4 */
+        const int half = lane % 2 * 16, to = to_block(lane / 2);
+        const int bits = __float_as_int(channel);
+        const int4 four =
+            make_int4(__shfl_sync(0xffffffffu, bits, half), __shfl_sync(0xffffffffu, bits, half + 4),
+                      __shfl_sync(0xffffffffu, bits, half + 8), __shfl_sync(0xffffffffu, bits, half + 12));
+        if (lane < 2 * CLUSTER) send(&s.parts[rank][8 * warp + lane % 2 * 4], four, to, &s.parts_full);
+        if (warp == 0 && lane < CLUSTER)
+            send(&s.weights_of_parts[rank],
+                 make_int4(__float_as_int(sum > 0 ? max + lg2(sum) : NO_SCORE), 0, 0, 0), to_block(lane),
+                 &s.parts_full);
+    }
+    /* Two channels of attention's output. */
+    __device__ __forceinline__ float2 joined() const {
+        float log_weight[CLUSTER], max = NO_SCORE, total = 0, x = 0, y = 0;
+#pragma unroll
+        for (int p = 0; p < CLUSTER; p++) {
+            log_weight[p] = s.weights_of_parts[p].x;
+            max = fmaxf(max, log_weight[p]);
+        }
+#pragma unroll
+        for (int p = 0; p < CLUSTER; p++) {
+            const float weight = ex2(log_weight[p] - max);
+            const float2 part = *reinterpret_cast<const float2 *>(&s.parts[p][2 * lane]);
+            total += weight;
+            x = fmaf(weight, part.x, x);
+            y = fmaf(weight, part.y, y);
+        }
+        const float of_total = rcp(total);
+        return {rounded(x * of_total), rounded(y * of_total)};
     }
 
-    __device__ __forceinline__ void run(const TokenArgs &a, Shared &s, const TokenStage &stage, int i) {
-        const int e = threadIdx.x, d = e % FastPiece<HD>::LANES * 8;
-        if (!attends) return;
-        FastPiece<HD> own = piece_of(a, stage);
-        own.end_load(s.keys);
-        if (e == 0) mbarrier_arrive_expect_tx(shared_address(&s.qkv_full), sizeof s.qkv);
-        mbarrier_wait_cluster(shared_address(&s.qkv_full), parity);
-        own.attend(&s.warps[e / WARP_SIZE], s.qkv[0] + d, s.qkv[1] + d, s.qkv[2] + d, LOG2E / sqrtf(HD));
-        named_barrier_sync<PIECE_KEYS>(BARRIER_PIECE);
-        give(s);
-        if (piece == begin) join(a, s, stage);
-        begin_load(a, s, i + 1);
-        parity ^= 1;
+    /* ---- a layer ---- */
+
+    __device__ __forceinline__ void attention(int l) {
+        Keys keys;
+        uint32_t pairs[PROJ_ROWS];
+        float proj_bias;
+        {
+            float y[VECS][8], w[3][VECS][8];
+            NormOf norm;
+            wait_weights(QKV, l);
+            take_rows(w, weights_of(a, s, QKV) + warp * 2 * a.C, QKV_ROWS);
+            take_norm(norm, 0);
+            const float bias = to_float(s.qkv_bias[min(lane / 8, 2)][warp]);
+            release(QKV);
+            load_keys(keys, l);
+            proj_bias = take_attn_proj(pairs, l);
+            if (l > 0) add_sum(2 * l - 1);
+            send_stream();
+            normed(y, norm, 2 * l);
+            send_qkv(multiply_rows(y, w) + bias);
+        }
+        prefetch_keys(l + 1);
+        unpack_keys(keys);
+        wait_sent(&s.qkv_full, HD * (int)sizeof(uint2), l);
+        cp_async_wait<0>();
+        keep_new(l);
+        score(keys);
+        named_barrier_sync<THREADS>(1);
+        weigh();
+        float part[PROJ_ROWS];
+        wait_sent(&s.parts_full, (int)(sizeof s.parts + sizeof s.weights_of_parts), l);
+        const float2 o = joined();
+#pragma unroll
+        for (int r = 0; r < PROJ_ROWS; r++)
+            part[r] = fmaf(bf16_low(pairs[r]), o.x, bf16_high(pairs[r]) * o.y);
+        add_to_sum(2 * l, part, proj_bias);
+    }
+    /* Two channels of each row; the bias is returned. */
+    __device__ __forceinline__ float take_attn_proj(uint32_t (&pairs)[PROJ_ROWS], int l) const {
+        wait_weights(ATTN_PROJ, l);
+        const uint32_t *weights = reinterpret_cast<const uint32_t *>(weights_of(a, s, ATTN_PROJ));
+#pragma unroll
+        for (int r = 0; r < PROJ_ROWS; r++)
+            pairs[r] = r < a.NH ? weights[(warp * a.NH + r) * (HD / 2) + lane] : 0;
+        const float bias = take_proj_bias(s.attn_proj_bias);
+        release(ATTN_PROJ);
+        return bias;
+    }
+    /* The same of eight channels. */
+    __device__ __forceinline__ float take_mlp_proj(int4 (&rows)[PROJ_ROWS], int l) const {
+        wait_weights(MLP_PROJ, l);
+        const int4 *weights = reinterpret_cast<const int4 *>(weights_of(a, s, MLP_PROJ));
+#pragma unroll
+        for (int r = 0; r < PROJ_ROWS; r++)
+            rows[r] = r < a.NH ? weights[(warp * a.NH + r) * (HIDDEN / 8) + lane] : make_int4(0, 0, 0, 0);
+        const float bias = take_proj_bias(s.mlp_proj_bias);
+        release(MLP_PROJ);
+        return bias;
+    }
+    __device__ __forceinline__ void mlp(int l) {
+        int4 rows[PROJ_ROWS];
+        float proj_bias;
+        {
+            float y[VECS][8], w[WARP_FC_ROWS][VECS][8];
+            NormOf norm;
+            wait_weights(FC, l);
+            take_rows(w, weights_of(a, s, FC) + warp * WARP_FC_ROWS * 2 * a.C, 1);
+            take_norm(norm, 1);
+            const float bias = to_float(s.fc_bias[warp * WARP_FC_ROWS + lane / 8]);
+            release(FC);
+            if (VECS < 4) proj_bias = take_mlp_proj(rows, l); /* with four, registers lack */
+            add_sum(2 * l);
+            send_stream();
+            normed(y, norm, 2 * l + 1);
+            const float h = gelu<bf16>(multiply_rows(y, w) + bias);
+            const uint32_t pair = cvt_bf16x2(h, __shfl_down_sync(0xffffffffu, h, 8)),
+                           next = __shfl_down_sync(0xffffffffu, pair, 16);
+            if (lane < CLUSTER)
+                send(&s.hidden[rank * FC_ROWS + warp * WARP_FC_ROWS], make_uint2(pair, next), to_block(lane),
+                     &s.hidden_full);
+        }
+        if (VECS == 4) proj_bias = take_mlp_proj(rows, l);
+        float part[PROJ_ROWS], w[PROJ_ROWS][8];
+#pragma unroll
+        for (int r = 0; r < PROJ_ROWS; r++) {
+            to_floats(w[r], rows[r]);
+            keep(w[r]);
+        }
+        float h[8];
+        wait_sent(&s.hidden_full, sizeof s.hidden, l);
+        to_floats(h, *reinterpret_cast<const int4 *>(&s.hidden[8 * lane]));
+#pragma unroll
+        for (int r = 0; r < PROJ_ROWS; r++) {
+            part[r] = 0;
+#pragma unroll
+            for (int k = 0; k < 8; k++) part[r] = fmaf(h[k], w[r][k], part[r]);
+        }
+        add_to_sum(2 * l + 1, part, proj_bias);
+    }
+
+    __device__ __forceinline__ void logits() {
+        const HeadRows own(a);
+        NormOf norm;
+        float y[VECS][8];
+        wait_weights(QKV, a.n_layers);
+        take_norm(norm, 0);
+        add_sum(2 * a.n_layers - 1);
+        send_stream();
+        normed(y, norm, 2 * a.n_layers);
+        for (int tile = 0; tile < own.n_tiles(); tile++) {
+            const int which = ATTN_PROJ + tile % 3, row = own.first + tile * FC_ROWS + warp * WARP_FC_ROWS;
+            float w[WARP_FC_ROWS][VECS][8];
+            wait_weights(which, a.n_layers + tile / 3);
+            take_rows(w, s.weights + (tile % 3 * 64 + warp * WARP_FC_ROWS * 2) * a.C, 1);
+            release(which);
+            const float sum = multiply_rows(y, w);
+            if (lane % 8 == 0 && row + lane / 8 < own.end) a.logits[row + lane / 8] = from_float<bf16>(sum);
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        prefetch_keys(0);
+        embed();
+        for (int l = 0; l < a.n_layers; l++) {
+            attention(l);
+            mlp(l);
+        }
+        logits();
     }
 };
 
 /* ---- the kernel ---- */
 
-template <int VECS> __device__ __forceinline__ void compute(const TokenArgs &a, Shared &s) {
-    Stream<VECS> stream;
-    Slot<SLOTS> slot = {0, 0};
-    Slot<PARAMETER_SLOTS> parameters = {0, 0};
-    int parity = 0;
-    Attention attention(a);
-    attention.begin_load(a, s, 0);
-    stream.embed(a, (int)attention.seen.end - 1);
-    for (int i = 0; i < a.n_stages; i++) {
-        const TokenStage stage = s.stages[i]; /* in registers: no access to shared memory between them */
-        const Share share = s.shares[i];
-        if (stage.flags & STAGE_ATTENTION) {
-            attention.run(a, s, stage, i);
-            continue;
-        }
-        const bool has = has_parameters(stage, share);
-        if (has) mbarrier_wait(shared_address(&s.parameters_full[parameters.at]), parameters.parity);
-        const Parameters &own = s.parameters[parameters.at];
-        if (stage.flags & STAGE_NORM) {
-            stream.norm(a, s, stage, own);
-        } else {
-            if (share.n == 0) continue;
-            receive(s.x, a.messages + stage.in, stage.IC, a.tag);
-            named_barrier_sync<THREADS>(BARRIER_ALL);
-        }
-        linear(a, s, stage, share, own.bias, slot, parity);
-        if (!has) continue;
-        __syncwarp();
-        if (threadIdx.x % WARP_SIZE == 0) mbarrier_arrive(shared_address(&s.parameters_empty[parameters.at]));
-        parameters.next();
-    }
+/* The other set is the next launch's. */
+__device__ __forceinline__ void clear_sums(const TokenArgs &a) {
+    const int64_t n = token_sums(a.n_layers, a.C) / 2;
+    uint64_t *next = a.sums + (~a.launch & 1) * n;
+    for (int64_t i = blockIdx.y * THREADS + threadIdx.x; i < n; i += gridDim.y * THREADS) next[i] = 0;
 }
 
-template <int VECS> __global__ void __launch_bounds__(THREADS + WARP_SIZE, 1) token_kernel(TokenArgs a) {
+template <int VECS> __global__ void __launch_bounds__(BLOCK_THREADS, 1) token_kernel(TokenArgs a) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
-    if (threadIdx.x < SLOTS) {
-        mbarrier_init(shared_address(&s.full[threadIdx.x]), 1);
-        mbarrier_init(shared_address(&s.empty[threadIdx.x]), WARPS);
-        fence_mbarrier_init();
-    }
-    if (threadIdx.x < PARAMETER_SLOTS) {
-        mbarrier_init(shared_address(&s.parameters_full[threadIdx.x]), 1);
-        mbarrier_init(shared_address(&s.parameters_empty[threadIdx.x]), WARPS);
-        fence_mbarrier_init();
-    }
-    const uint64_t *stages = reinterpret_cast<const uint64_t *>(a.stages);
-    for (int i = threadIdx.x; i < a.n_stages * (int)(sizeof(TokenStage) / 8); i += THREADS + WARP_SIZE)
-        reinterpret_cast<uint64_t *>(s.stages)[i] = stages[i];
-    for (int i = threadIdx.x; i < a.n_stages; i += THREADS + WARP_SIZE)
-        s.shares[i] = share_of(a, a.stages[i]);
     if (threadIdx.x == 0) {
+        for (int i = 0; i < N_WEIGHTS; i++) {
+            mbarrier_init(shared_address(&s.full[i]), 1);
+            mbarrier_init(shared_address(&s.empty[i]), WARPS);
+        }
+        mbarrier_init(shared_address(&s.x_full), 1);
         mbarrier_init(shared_address(&s.qkv_full), 1);
-        mbarrier_init(shared_address(&s.pieces_full), 1);
+        mbarrier_init(shared_address(&s.parts_full), 1);
+        mbarrier_init(shared_address(&s.hidden_full), 1);
         fence_mbarrier_init();
     }
+    for (int l = threadIdx.x; l < a.n_layers; l += BLOCK_THREADS) s.caches[l] = a.layers[l].cache;
     cluster_sync();
     if (threadIdx.x >= THREADS) {
-        load_weights(a, s);
-        return;
+        setmaxnreg_dec<64>();
+        Loader(a, s).run((int)(threadIdx.x / WARP_SIZE) - WARPS);
+    } else {
+        setmaxnreg_inc<216>();
+        wait_early();
+        clear_sums(a);
+        Warp<VECS>(a, s).run();
     }
-    wait_early();
-    compute<VECS>(a, s);
 #endif
 }
 
 typedef void (*Kernel)(TokenArgs);
-static Kernel kernel_of(int vecs) {
+static Kernel kernel_of(int C) {
     static const Kernel kernels[] = {token_kernel<1>, token_kernel<2>, token_kernel<3>, token_kernel<4>};
-    return kernels[vecs - 1];
+    return kernels[ceil_div(C, (int)ROUND) - 1];
 }
-static_assert(TOKEN_MAX_C <= 4 * ROUND, "a kernel for every width");
+static_assert(MAX_C <= 4 * ROUND, "a kernel for every width");
 
-static int n_clusters(Kernel kernel) {
+bool token_fits(int NH) {
+    if (cuda_compute_capability() != 90) return false;
+    const Kernel kernel = kernel_of(NH * HD);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = attribute.val.clusterDim.z = 1;
     attribute.val.clusterDim.y = CLUSTER;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(1, cuda_sm_count() / CLUSTER * CLUSTER);
-    config.blockDim = dim3(THREADS + WARP_SIZE);
-    config.dynamicSmemBytes = sizeof(Shared);
+    config.gridDim = dim3(1, NH * CLUSTER);
+    config.blockDim = dim3(BLOCK_THREADS);
+    config.dynamicSmemBytes = shared_bytes(NH * HD);
     config.attrs = &attribute;
     config.numAttrs = 1;
     int n = 0;
-    CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(Shared)));
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    (int)shared_bytes(NH * HD)));
     CUDA_CHECK(cudaOccupancyMaxActiveClusters(&n, kernel, &config));
-    return n;
-}
-
-bool token_fits(int C, int NH) {
-    return cuda_compute_capability() == 90 && n_clusters(kernel_of(ceil_div(C, (int)ROUND))) >= NH;
+    return n >= NH;
 }
 
 void token_launch(const TokenArgs &args) {
-    const Kernel kernel = kernel_of(ceil_div(args.C, (int)ROUND));
-    static int clusters[8];
-    int &n = clusters[ceil_div(args.C, (int)ROUND)];
-    if (!n) n = n_clusters(kernel);
-    launch_early("token_kernel", kernel, dim3(1, n * CLUSTER), THREADS + WARP_SIZE, sizeof(Shared), CLUSTER,
-                 args);
+    launch_early("token_kernel", kernel_of(args.C), dim3(1, args.NH * CLUSTER), BLOCK_THREADS,
+                 shared_bytes(args.C), CLUSTER, args);
 }

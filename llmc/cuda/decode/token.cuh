@@ -2,39 +2,30 @@
 #pragma once
 #include "steps.cuh"
 
-/* Stages are what blocks do between two exchanges. */
-enum {
-    STAGE_ATTENTION = 1,
-    STAGE_NORM = 2,
-    STAGE_ADD = 4,
-    STAGE_GELU = 8,
-    STAGE_LOGITS = 16,
-    STAGE_QKV = 32
-};
-typedef struct TokenStage {
-    const bf16 *weight, *bias; /* attention: the layer's cache */
-    const bf16 *norm_weight, *norm_bias;
-    int flags, OC, IC;
-    int in, out; /* where its input and its result lie among the messages */
-} TokenStage;
+/* A layer's weights, and its cache (T,2,C). */
+typedef struct TokenLayer {
+    const bf16 *ln_1_weight, *ln_1_bias, *qkv_weight, *qkv_bias, *attn_proj_weight, *attn_proj_bias;
+    const bf16 *ln_2_weight, *ln_2_bias, *fc_weight, *fc_bias, *mlp_proj_weight, *mlp_proj_bias;
+    bf16 *cache;
+} TokenLayer;
 
 typedef struct TokenArgs {
-    const TokenStage *stages;
-    uint64_t *messages;
+    const TokenLayer *layers;
+    uint64_t *sums; /* token_sums(n_layers, C); 0 before the first launch */
     const int32_t *tokens, *positions, *begins;
-    const bf16 *wte, *wpe;
+    const bf16 *wte, *wpe, *ln_f_weight, *ln_f_bias, *head_weight;
     bf16 *logits;
-    int n_stages, C, NH, T, window;
-    uint32_t tag; /* of this launch's messages */
+    int n_layers, C, NH, V, window;
+    uint32_t launch; /* their count */
 } TokenArgs;
 
-enum { TOKEN_MAX_STAGES = 160, TOKEN_MAX_IC = 4096, TOKEN_MAX_C = 1024, TOKEN_MAX_PIECES = 8 };
+enum { TOKEN_HD = 64, TOKEN_MAX_LAYERS = 48, TOKEN_MAX_NH = 16, TOKEN_MAX_T = 1024 };
 
-/* A message is of two bf16 and a tag. */
-static inline int messages_of(int n) {
-    return n / 2;
+/* Two sets, for launches in turn, each with a row for both sums of a layer. */
+__host__ __device__ inline int64_t token_sums(int n_layers, int C) {
+    return (int64_t)2 * 2 * n_layers * C;
 }
 
 void token_launch(const TokenArgs &args);
 /* Whether all blocks run at once, with a cluster for each head. */
-bool token_fits(int C, int NH);
+bool token_fits(int NH);

@@ -89,16 +89,13 @@ __device__ __forceinline__ void store_release_system(uint32_t *p, uint32_t x) {
 
 /* ---- loads ---- */
 
-/* 8 bytes, written at once for all who read them; of 16, each half is read at once. In no order with other accesses. */
-__device__ __forceinline__ void store_relaxed_8(uint64_t *global, uint64_t x) {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(global), "l"(x) : "memory");
+/* += of a word that many add to, and that word; in no order with other accesses. */
+__device__ __forceinline__ void add_relaxed(uint64_t *global, uint64_t x) {
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(global), "l"(x) : "memory");
 }
-__device__ __forceinline__ ulonglong2 load_relaxed_16(const uint64_t *global) {
-    ulonglong2 x;
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(x.x), "=l"(x.y)
-                 : "l"(global)
-                 : "memory");
+__device__ __forceinline__ uint64_t load_relaxed_8(const uint64_t *global) {
+    uint64_t x;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(global) : "memory");
     return x;
 }
 
@@ -109,6 +106,17 @@ __device__ __forceinline__ int4 ld_global_once(const void *global) {
     asm volatile("ld.global.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(global));
+    return v;
+}
+
+/* The same, or zeros where valid is false. */
+__device__ __forceinline__ int4 ld_global_once_if(bool valid, const void *global) {
+    int4 v;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"
+                 "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+                 "@p ld.global.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+                 : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+                 : "l"(global), "r"((uint32_t)valid));
     return v;
 }
 

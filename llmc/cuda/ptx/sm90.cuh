@@ -273,7 +273,14 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t
                  : "memory");
 }
 
-/* Starts writing 16 bytes, and reports them to a barrier of the same block. */
+/* Starts writing 8 or 16 bytes, and reports them to a barrier of the same block. */
+__device__ __forceinline__ void store_async_8(uint32_t mapped, uint2 x, uint32_t mapped_barrier) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+            mapped),
+        "r"(x.x), "r"(x.y), "r"(mapped_barrier)
+        : "memory");
+}
 __device__ __forceinline__ void store_async_16(uint32_t mapped, int4 x, uint32_t mapped_barrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.s32 "
                  "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(mapped),

@@ -184,29 +184,6 @@ template <int HD> struct FastPiece : PieceKeys<HD> {
             v[i] = this->load_value(i);
         }
     }
-    /* The same in two halves, through shared memory, (2,LOADS,PIECE_KEYS): a thread has what it brought itself. */
-    __device__ __forceinline__ void begin_load(int4 *stage) const {
-        const int own = threadIdx.x % PIECE_KEYS;
-#pragma unroll
-        for (int i = 0; i < LOADS; i++) {
-            const bool is_cached = this->is_cached(i);
-            const bf16 *at = is_cached ? this->key_at(i) : this->keys;
-            cp_async_16(shared_address(&stage[i * PIECE_KEYS + own]), at, is_cached);
-            cp_async_16(shared_address(&stage[(LOADS + i) * PIECE_KEYS + own]), at + this->stride / 2,
-                        is_cached);
-        }
-        cp_async_commit();
-    }
-    __device__ __forceinline__ void end_load(const int4 *stage) {
-        const int own = threadIdx.x % PIECE_KEYS;
-        cp_async_wait<0>();
-#pragma unroll
-        for (int i = 0; i < LOADS; i++) {
-            k[i] = stage[i * PIECE_KEYS + own];
-            v[i] = stage[(LOADS + i) * PIECE_KEYS + own];
-        }
-    }
-
     /* The new token's q, k and v, this thread's columns; k and v go to the cache. */
     __device__ __forceinline__ void attend(Part<HD> *part, const bf16 *query, const bf16 *new_key,
                                            const bf16 *new_value, float scale_log2) {

@@ -1,0 +1,80 @@
+/* Sums over the clusters, and over the lanes of a warp, of token.cu. */
+#pragma once
+#include <math_constants.h>
+#include "token.cuh"
+#include "llmc/cuda/ptx/sm80.cuh"
+
+/* ---- over clusters ----
+ *
+ * All add to one 64-bit word a channel, in fixed point, with the count of who has added in its upper bits: who reads it
+ * with the full count has the sum. Integers add up to the same in any order. From bit 0 on: the sum, how many parts were
+ * too large or NaN, how many there are. */
+
+static constexpr int SUM_BITS = 54, COUNT_AT = 59;
+static constexpr float UNITS = 1 << 30,
+                       LIMIT = 1 << 19;        /* of 1; in between are 49 bits, and one for the sign */
+static constexpr long long OFFSET = 1LL << 49; /* makes a part positive */
+static_assert(TOKEN_MAX_NH <= 16, "so many parts of 50 bits are a sum of 54");
+
+__device__ __forceinline__ uint64_t *sums_of(const TokenArgs &a) {
+    return a.sums + (a.launch & 1) * (token_sums(a.n_layers, a.C) / 2);
+}
+__device__ __forceinline__ void add_part(uint64_t *sum, float part) {
+    const bool fits = fabsf(part) < LIMIT; /* NaN does not */
+    const long long units = fits ? __float2ll_rn(part * UNITS) : 0;
+    add_relaxed(sum, (uint64_t)(units + OFFSET) + (1ULL << COUNT_AT) + (fits ? 0 : 1ULL << SUM_BITS));
+}
+__device__ __forceinline__ bool has_all(uint64_t sum, int NH) {
+    return (int)(sum >> COUNT_AT) == NH;
+}
+__device__ __forceinline__ float value_of(uint64_t sum, int NH) {
+    if (sum >> SUM_BITS & 31) return CUDART_NAN_F;
+    return (float)((long long)(sum & ((1ULL << SUM_BITS) - 1)) - NH * OFFSET) * (1 / UNITS);
+}
+
+/* ---- over a warp's lanes, of N rows at once: each step halves the rows of a lane ---- */
+
+/* The sum of row summed_row<N>(). */
+template <int N> __device__ __forceinline__ float sum_rows(float (&x)[N]) {
+    int n = N;
+#pragma unroll
+    for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2) {
+        const int half = (n + 1) / 2;
+        const bool upper = threadIdx.x & offset;
+        if (n == 1) {
+            x[0] += __shfl_xor_sync(0xffffffffu, x[0], offset);
+            continue;
+        }
+#pragma unroll
+        for (int i = 0; i < (N + 1) / 2; i++)
+            if (i < half) {
+                const float other = half + i < n ? x[half + i] : 0.0f;
+                x[i] = (upper ? other : x[i]) + __shfl_xor_sync(0xffffffffu, upper ? x[i] : other, offset);
+            }
+        n = half;
+    }
+    return x[0];
+}
+/* -1: of none. Several lanes in a row may have the same one. */
+template <int N> __device__ __forceinline__ int summed_row() {
+    int row = 0, n = N, left = N;
+#pragma unroll
+    for (int offset = WARP_SIZE / 2; offset > 0 && n > 1; offset /= 2) {
+        const int half = (n + 1) / 2;
+        const bool upper = threadIdx.x & offset;
+        row += upper ? half : 0;
+        left = upper ? left - half : min(left, half);
+        n = half;
+    }
+    return left > 0 ? row : -1;
+}
+/* How many lanes have a row. */
+static constexpr int lanes_of_row(int n_rows) {
+    int lanes = WARP_SIZE;
+    for (int n = n_rows; n > 1; n = (n + 1) / 2) lanes /= 2;
+    return lanes;
+}
+
+__device__ __forceinline__ float rounded(float x) {
+    return to_float(from_float<bf16>(x));
+}

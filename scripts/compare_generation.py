@@ -123,6 +123,8 @@ def main():
     arguments = parse_arguments(sys.argv[1:])
     program = os.path.abspath(arguments.program)
     need_program(arguments.program)
+    if arguments.model and not os.path.isfile(os.path.join(arguments.model, "config.json")):
+        fail(f"--model: a folder with config.json, as transformers reads it, expected: {arguments.model}; hint: --export, or leave it out")
     report = Report(arguments.csv, arguments.markdown)
     torch = torch_on_card(arguments.device)
     report.header(environment(torch, commit_of(program)) + [("peer", version_of(["transformers"]))])

@@ -31,6 +31,9 @@ class Generation(Parts):
         self.assertEqual(self.text("words").split(), ["--model", "m", "--prompt", "--samples", "2", "--sample-tokens", "4", "--temperature",
                                                       "0", "--precision", "bf16"])
 
+    def test_no_model(self):
+        self.script_refuses("a folder with config.json", "scripts/compare_generation.py", "--model", self.path("none"), "--program", "/bin/true")
+
     def test_ours_fails(self):
         self.refused("ours: no model", 1, compare_generation.run, self.program("ours", "#!/bin/sh\necho no model >&2; exit 2\n"), [])
         self.refused("no tokens/s", 1, compare_generation.ours, self.program("ours", "#!/bin/sh\necho 5\n"), "m", 1, arguments())

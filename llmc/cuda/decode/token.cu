@@ -97,7 +97,7 @@ template <int VECS> struct Warp {
         while (!has_all(sum, a.NH));
         x = rounded(x + rounded(value_of(sum, a.NH)));
     }
-    /* To all blocks of the cluster, by one instruction: a second one would wait 300 clocks. */
+    /* To all blocks of the cluster. What is sent takes 15 clocks a lane, 4 bytes or 16. */
     __device__ __forceinline__ void send_stream() const {
         const int piece = lane % VECS, to = lane / VECS;
         float four[4];

@@ -2,7 +2,8 @@
  *
  * While a graph is captured, the ops that decoding calls also put down what they were asked: a list of steps. Where the list
  * is all that was captured, and is of a form that the kernel knows, the graph is that kernel; else the launches, as they
- * were captured. Sums have another order in it: the last bits are not the same. */
+ * were captured. Sums have another order in it: the last bits are not the same. Parts of sums of 2^19 and
+ * more are NaN in it. */
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 

@@ -10,7 +10,7 @@
  * in a third of the time.
  *
  * A warp computes rows of its block's matrices: it has them in registers before their input is there, and its lanes
- * share a row's channels. So results need no barrier; a stage is a chain of a few hundred instructions, and how long
+ * share a row's channels. So a product needs no barrier; a stage is a chain of a few hundred instructions, and how long
  * that is counts, not how much it does. The loaders (token_loaders.cuh) bring the rows.
  *
  * Of the residual stream a block has the channels of its rows of the projections, which all clusters have. It sends them
@@ -97,7 +97,7 @@ template <int VECS> struct Warp {
         while (!has_all(sum, a.NH));
         x = rounded(x + rounded(value_of(sum, a.NH)));
     }
-    /* To all blocks of the cluster. What is sent takes 15 clocks a lane, 4 bytes or 16. */
+    /* To all blocks of the cluster, by one instruction. */
     __device__ __forceinline__ void send_stream() const {
         const int piece = lane % VECS, to = lane / VECS;
         float four[4];
@@ -507,7 +507,7 @@ template <int VECS> struct Warp {
 
 /* ---- the kernel ---- */
 
-/* The other set is the next launch's. */
+/* The other set is the next launch's. The one before has ended, as wait_early says. */
 __device__ __forceinline__ void clear_sums(const TokenArgs &a) {
     const int64_t n = token_sums(a.n_layers, a.C) / 2;
     uint64_t *next = a.sums + (~a.launch & 1) * n;

@@ -14,14 +14,14 @@ typedef struct TokenArgs {
     uint64_t *sums; /* token_sums(n_layers, C); 0 before the first launch */
     const int32_t *tokens, *positions, *begins;
     const bf16 *wte, *wpe, *ln_f_weight, *ln_f_bias, *head_weight;
-    bf16 *logits;
+    bf16 *logits; /* (V), padding and all */
     int n_layers, C, NH, V, window;
-    uint32_t launch; /* their count */
+    uint32_t launch; /* how many there were, with this one */
 } TokenArgs;
 
 enum { TOKEN_HD = 64, TOKEN_MAX_LAYERS = 48, TOKEN_MAX_NH = 16, TOKEN_MAX_T = 1024 };
 
-/* Two sets, for launches in turn, each with a row for both sums of a layer. */
+/* Two sets, for launches in turn, each with C words for both sums of a layer. */
 __host__ __device__ inline int64_t token_sums(int n_layers, int C) {
     return (int64_t)2 * 2 * n_layers * C;
 }

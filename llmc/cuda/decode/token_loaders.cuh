@@ -55,7 +55,8 @@ struct Loader {
                   FC_ROWS * 2 * a.C, full);
         bulk_load(shared_address(s.fc_bias), layer.fc_bias + first, FC_ROWS * 2, full);
     }
-    /* Every third tile, to the buffer that ends with this one. */
+    /* Every third tile, to the buffer that ends with this one. The first one has QKV's place, too, which is free: a warp
+     * releases ATTN_PROJ behind it. */
     __device__ void head_rows(int which) const {
         const HeadRows own(a);
         for (int tile = which - ATTN_PROJ; tile < own.n_tiles(); tile += 3) {
@@ -66,7 +67,7 @@ struct Loader {
                           bytes, full);
         }
     }
-    /* A warp for each buffer: a copy takes 50 clocks to begin, a projection's share is 96 copies. */
+    /* A warp for each buffer: a copy takes 50 clocks to begin, a projection's share is C / 8 copies. */
     __device__ void run(int which) const {
         for (int l = 0; l < a.n_layers; l++) {
             const TokenLayer &layer = a.layers[l];

@@ -1,8 +1,8 @@
 /* Launches that begin early (programmatic dependent launch, sm_90): a kernel starts while the one before still runs,
  * loads what that one does not write, and waits. Short kernels in a row then have next to no gaps between them.
  *
- * A kernel that is launched so calls wait_early() in all of its threads, before it reads or writes anything that the
- * launch before it touches. All that came before that one is done from the beginning, because each lets the next one start
+ * A kernel that is launched so calls wait_early() in all of its threads that read or write anything that the launch
+ * before it touches, before they do. All that came before that one is done from the beginning, because each lets the next one start
  * only when its own wait is over. On older cards the launch is a plain one, and wait_early does nothing.
  *
  * A kernel too short for the next one's loads calls begin_next_early() first: then the next one begins with it, and what it

@@ -27,12 +27,6 @@
 
 /* ---- the warps that compute ---- */
 
-/* These are in registers from here on, not made anew where they are used. */
-template <int N> __device__ __forceinline__ void keep(float (&x)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]));
-}
-
 /* Of every ROUND channels a lane has eight. VECS rounds: C / ROUND, rounded up. */
 template <int VECS> struct Warp {
     enum {

@@ -75,6 +75,12 @@ __device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
     return larger;
 }
 
+/* These are in registers from here on, not made anew where they are used. */
+template <int N> __device__ __forceinline__ void keep(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]));
+}
+
 /* ---- flags between devices ---- */
 
 __device__ __forceinline__ uint32_t load_acquire_system(const uint32_t *p) {

@@ -52,18 +52,17 @@ static void draw_text(GPT2 *model, Tokens *tokens, int n, bool graph, float temp
     CHECK(sample(model, NULL, &options, take_id, tokens, NULL, &err), "%s", err.text);
 }
 
-/* The k-th largest of n. */
-static float kth_largest(const float *x, int n, int k) {
-    float top[TOP_K];
-    for (int i = 0; i < k; i++) top[i] = -INFINITY;
+/* The largest of n, in falling order. */
+static void find_top(float (*top)[TOP_K], const float *x, int n) {
+    float *best = *top;
+    for (int at = 0; at < TOP_K; at++) best[at] = -INFINITY;
     for (int i = 0; i < n; i++)
-        for (int at = 0; at < k; at++)
-            if (x[i] > top[at]) {
-                memmove(top + at + 1, top + at, (size_t)(k - at - 1) * sizeof *top);
-                top[at] = x[i];
+        for (int at = 0; at < TOP_K; at++)
+            if (x[i] > best[at]) {
+                memmove(best + at + 1, best + at, (size_t)(TOP_K - at - 1) * sizeof *best);
+                best[at] = x[i];
                 break;
             }
-    return top[k - 1];
 }
 
 /* Of logits in [row, row + n) of the last forward pass: how far that of ids[i] lies below the k-th largest, at most. */
@@ -72,9 +71,12 @@ static float worst_of_rows(GPT2 *model, const int *ids, int row, int n, int k, f
     float *logits = malloc((size_t)n * (size_t)V * sizeof *logits), worst = 0;
     logits_of(model, logits, row, n);
     for (int i = 0; i < n; i++) {
-        const float *own = logits + (size_t)i * (size_t)V, gap = kth_largest(own, V, k) - own[ids[i]];
+        const float *own = logits + (size_t)i * (size_t)V;
+        float top[TOP_K];
+        find_top(&top, own, V);
+        const float gap = top[k - 1] - own[ids[i]];
         if (!(gap <= worst)) worst = isnan(gap) ? INFINITY : gap;
-        *largest = fmaxf(*largest, fabsf(kth_largest(own, V, 1)));
+        *largest = fmaxf(*largest, fabsf(top[0]));
     }
     free(logits);
     return worst;

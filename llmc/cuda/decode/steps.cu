@@ -45,7 +45,7 @@ static bool need(Reading *r, bool condition) {
     return r->good;
 }
 
-/* The next step, which takes what the one before it made. */
+/* The next step, which makes what is made then; the caller looks at what it takes. */
 static const Step *take(Reading *r, StepKind kind) {
     if (!need(r, r->next < r->end && r->next->kind == kind)) return NULL;
     const Step *step = r->next++;

@@ -48,7 +48,7 @@ long_functions $(printf '%s\n' $cuda_files | grep -vxE "$(echo $top_files | tr '
 # attention kernels in the product are those that its dispatch reaches: kernels.txt.
 if have nvcc; then
     object=$(mktemp) kernels=$(mktemp)
-    for file in llmc/cuda/attention/sm90/*.cu llmc/cuda/linear/*_sm90.cu; do
+    for file in llmc/cuda/attention/sm90/*.cu llmc/cuda/linear/*_sm90.cu llmc/cuda/decode/*.cu; do
         said=$(nvcc -std=c++17 -O3 -I. -gencode arch=compute_90a,code=sm_90a -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Werror -Werror all-warnings --expt-relaxed-constexpr -Xptxas -v -c "$file" -o "$object" 2>&1) || complain "nvcc: $file"
         printf '%s\n' "$said" | grep -E 'C75[0-9][0-9]' | grep -v C7519 && complain "wgmma is serialised in $file"
         most=0 # bytes a kernel; those with dropout hold words of the mask across the wait for products

@@ -95,7 +95,7 @@ const Flag flags_table[] = {
     {GROUP_EVALUATION, "chat", 0, FLAG_SWITCH, AT(chat), .of_command = true, .use = OF_SAMPLES,
      .help = "with --model PATH: what you type, line by line, and what the model writes behind it; ctrl-C ends an answer, ctrl-D the chat"},
     {GROUP_EVALUATION, "samples", 0, FLAG_INT, AT(samples), "1", 1, 1 << 20, .use = OF_SAMPLES, .value_name = "N",
-     .help = "samples at a time, decoded together; sample i is the same whatever N is (one alone may differ: README.md)"},
+     .help = "samples at a time, decoded together; sample i is the same whatever N is, but for rounding (README.md)"},
     {GROUP_EVALUATION, "stop", 0, FLAG_TEXT, AT(stop), .use = OF_SAMPLES, .value_name = "TEXT",
      .help = "a sample ends before this text, as it does before end-of-text"},
     {GROUP_EVALUATION, "temperature", 0, FLAG_REAL, AT(temperature), "0.8", 0, 1000, .use = OF_SAMPLES, .value_name = "X",

@@ -1,46 +1,77 @@
-/* A step of decoding as one kernel. Its sums have another order than those of the launches that it takes the place of, so
- * texts part where two logits are as good as equal: each token is held to the logits of the training forward pass, which
- * has no cache. Needs a card of Hopper's kind. */
+/* A step of decoding as kernels of its own, for one sequence (token.cu) and for more (rows.cuh). Their sums have another order
+ * than those of the launches that they take the place of, so texts part where two logits are as good as equal: each token is
+ * held to the logits of the training forward pass, which has no cache. Needs a card of Hopper's kind. */
 #include <math.h>
 #include "dev/test/sampled_model.h"
 #include "dev/test/logits.h"
 
-/* one_kernel: whether the kernel serves it. */
+enum { MAX_SAMPLES = 64 };
+
+#define ONE "token_kernel"
+#define ROWS "rows_attention"
+
+/* What is drawn from which model, and the last kernel that runs; NULL: one of the launches. document_end: the token between
+ * documents, which ends a sample; NONE: there are no documents. A text begins with token 0. */
+enum { NONE = -1 };
 static const struct {
-    GPT2Config config;
-    int n_tokens;
-    bool one_kernel;
+    int T, V, layers, heads, C, window, document_end, n_tokens, n_samples;
+    const char *kernel;
 } rows[] = {
-    {{.max_seq_len = 64, .vocab_size = 61, .n_layer = 1, .n_head = 1, .n_embd = 64},                   60,  true },
-    {{.max_seq_len = 64, .vocab_size = 61, .n_layer = 2, .n_head = 2, .n_embd = 128},                  200, true }, /* slides */
-    {{.max_seq_len = 600, .vocab_size = 300, .n_layer = 2, .n_head = 3, .n_embd = 192},
-     590,                                                                                                   true }, /* five pieces */
-    {{.max_seq_len = 400, .vocab_size = 300, .n_layer = 2, .n_head = 2, .n_embd = 128, .window = 150},
-     390,                                                                                                   true },
-    {{.max_seq_len = 400,
-      .vocab_size = 300,
-      .n_layer = 2,
-      .n_head = 2,
-      .n_embd = 128,
-      .documents = true,
-      .end_of_text = 299},
-     390,                                                                                                   true },
-    {{.max_seq_len = 200, .vocab_size = 50257, .n_layer = 2, .n_head = 12, .n_embd = 768},             190, true },
-    {{.max_seq_len = 1024, .vocab_size = 4000, .n_layer = 1, .n_head = 15, .n_embd = 960},             300, true },
-    {{.max_seq_len = 1024, .vocab_size = 500, .n_layer = 3, .n_head = 5, .n_embd = 320},
-     1023,                                                                                                  true }, /* all keys */
-    {{.max_seq_len = 1024, .vocab_size = 1000, .n_layer = 1, .n_head = 25, .n_embd = 1600},
-     800,                                                                                                   false}, /* more heads than clusters */
-    {{.max_seq_len = 64, .vocab_size = 61, .n_layer = 1, .n_head = 2, .n_embd = 64},
-     60,                                                                                                    false}, /* head size 32 */
-    {{.max_seq_len = 1200, .vocab_size = 61, .n_layer = 1, .n_head = 1, .n_embd = 64},
-     1050,                                                                                                  false}, /* nine pieces */
+  /*T   V      layers, heads  C    window, end      tokens, samples */
+    {64,   61,    1, 1,  64,   0,   NONE, 60,   1,  ONE },
+    {64,   61,    2, 2,  128,  0,   NONE, 200,  1,  ONE }, /* slides */
+    {600,  300,   2, 3,  192,  0,   NONE, 590,  1,  ONE },
+    {400,  300,   2, 2,  128,  150, NONE, 390,  1,  ONE },
+    {400,  300,   2, 2,  128,  0,   0,    390,  1,  ONE }, /* the first key is of another document */
+    {200,  50257, 2, 12, 768,  0,   NONE, 190,  1,  ONE },
+    {1024, 4000,  1, 15, 960,  0,   NONE, 300,  1,  ONE },
+    {1024, 500,   3, 5,  320,  0,   NONE, 1023, 1,  ONE }, /* all keys */
+    {1024, 1000,  1, 25, 1600, 0,   NONE, 800,  1,  NULL}, /* more heads than clusters */
+    {64,   61,    1, 2,  64,   0,   NONE, 60,   1,  NULL}, /* head size 32 */
+    {1200, 61,    1, 1,  64,   0,   NONE, 1050, 1,  NULL}, /* nine pieces */
+    {64,   61,    2, 4,  256,  0,   NONE, 150,  9,  ROWS}, /* slides */
+    {300,  300,   2, 4,  256,  150, NONE, 290,  17, ROWS},
+    {300,  300,   2, 8,  512,  0,   0,    290,  40, ROWS},
+    {200,  50257, 2, 12, 768,  0,   NONE, 190,  64, ROWS},
+    {1024, 500,   2, 12, 768,  0,   NONE, 1023, 33, ROWS}, /* all keys */
+    {128,  300,   1, 16, 1024, 0,   NONE, 120,  63, ROWS},
+    {64,   61,    1, 4,  256,  0,   NONE, 60,   8,  NULL}, /* too few */
+    {64,   61,    1, 6,  384,  0,   NONE, 60,   16, NULL}, /* no kernel for six heads */
+    {1200, 61,    1, 4,  256,  0,   NONE, 1050, 16, NULL}, /* too long a cache */
 };
 
 enum { TOP_K = 5 };
 
-static void draw_text(GPT2 *model, Tokens *tokens, int n, bool graph, float temperature) {
-    const SampleOptions options = {.n_samples = 1,
+/* Values of [-scale / 2, scale / 2) for n elements from `at` on. */
+static void set_random(GPT2 *model, int64_t at, int64_t n, float scale, uint64_t *rng) {
+    float *values = calloc((size_t)n, sizeof *values);
+    for (int64_t i = 0; i < n; i++) values[i] = scale * (float)(random_uniform(rng) - 0.5);
+    gpt2_set_weights(model, values, at, n);
+    free(values);
+}
+/* Biases that the sums beside them do not hide; and token 0, between documents, is never among the best. */
+static void fill_biases(GPT2 *model) {
+    static const struct {
+        int id;
+        float scale;
+    } biases[] = {
+        {ATTN_PROJ_B, 8},
+        {C_FC_B,      2},
+        {MLP_PROJ_B,  8},
+        {LN_F_B,      1},
+    };
+    uint64_t rng = 5;
+    for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) {
+        const Tensor *t = &model->tensors[biases[i].id];
+        for (int layer = 0; layer < t->n_layers; layer++)
+            set_random(model, tensor_at(t, layer), t->layer_elems, biases[i].scale, &rng);
+    }
+    set_random(model, tensor_at(&model->tensors[WTE], 0), model->config.n_embd, 0, &rng);
+}
+
+/* tokens: of each sample. */
+static void draw_texts(GPT2 *model, Tokens *tokens, int n_samples, int n, bool graph, float temperature) {
+    const SampleOptions options = {.n_samples = n_samples,
                                    .n_tokens = n,
                                    .temperature = temperature,
                                    .top_k = TOP_K,
@@ -48,8 +79,11 @@ static void draw_text(GPT2 *model, Tokens *tokens, int n, bool graph, float temp
                                    .seed = 4,
                                    .graph = graph};
     Error err = {0};
-    *tokens = (Tokens){0};
+    memset(tokens, 0, (size_t)n_samples * sizeof *tokens);
     CHECK(sample(model, NULL, &options, take_id, tokens, NULL, &err), "%s", err.text);
+}
+static bool same_texts(const Tokens *a, const Tokens *b, int n) {
+    return !memcmp(a, b, (size_t)n * sizeof *a);
 }
 
 /* The largest of n, in falling order. */
@@ -101,34 +135,65 @@ static float worst_of_text(GPT2 *model, const Tokens *text, int k, float *larges
     return worst;
 }
 
+/* The same of several texts; of a large vocabulary of four of them, the first and the last among them. */
+static float worst_of_texts(GPT2 *model, const Tokens *texts, int n, int k, float *largest) {
+    const int apart = model->config.vocab_size > 10000 && n > 4 ? (n - 1) / 3 : 1;
+    float worst = 0;
+    for (int i = 0; i < n; i += apart) {
+        const float of_text = worst_of_text(model, &texts[i], k, largest);
+        if (!(of_text <= worst)) worst = of_text;
+    }
+    return worst;
+}
+
+/* What a sample is must not depend on how many are beside it, with the same kernels. */
+static void test_alone(GPT2 *model, const Tokens *texts, size_t i, float temperature) {
+    enum { FEWEST = 9 };
+    static Tokens few[FEWEST];
+    draw_texts(model, few, FEWEST, rows[i].n_tokens, true, temperature);
+    CHECK(same_texts(texts, few, FEWEST), "row %zu, temperature %g: other texts beside fewer", i,
+          (double)temperature);
+    for (int b = 1; b < rows[i].n_samples && temperature == 0; b++)
+        CHECK(same_texts(texts, &texts[b], 1), "row %zu: sample %d is another text than the first", i, b);
+}
+
 static void test_text(const Ops *ops, size_t i, float temperature) {
-    GPT2Config config = rows[i].config;
-    const GPT2Options options = {.B = 1, .T = config.max_seq_len};
-    const int k = temperature > 0 ? TOP_K : 1;
-    Tokens one, again, many;
+    static Tokens texts[MAX_SAMPLES], again[MAX_SAMPLES], launches[MAX_SAMPLES];
+    GPT2Config config = {.max_seq_len = rows[i].T,
+                         .vocab_size = rows[i].V,
+                         .padded_vocab_size = gpt2_pad_vocab(rows[i].V),
+                         .n_layer = rows[i].layers,
+                         .n_head = rows[i].heads,
+                         .n_embd = rows[i].C,
+                         .window = rows[i].window,
+                         .documents = rows[i].document_end != NONE,
+                         .end_of_text = rows[i].document_end != NONE ? rows[i].document_end : 0};
+    const GPT2Options options = {.B = 1, .T = rows[i].T};
+    const int k = temperature > 0 ? TOP_K : 1, n = rows[i].n_samples, length = rows[i].n_tokens;
     GPT2 model;
     Error err = {0};
     float largest = 0;
-    config.padded_vocab_size = gpt2_pad_vocab(config.vocab_size);
     if (!CHECK(gpt2_open(&model, ops, &config, &options, &err), "%s", err.text)) return;
     fill_weights(&model);
-    draw_text(&model, &many, rows[i].n_tokens, false, temperature);
-    draw_text(&model, &one, rows[i].n_tokens, true, temperature);
-    const char *kernel = ops->kernel_ran();
-    const bool by_one = kernel && !strcmp(kernel, "token_kernel");
-    CHECK(by_one == rows[i].one_kernel, "row %zu: the last kernel was %s", i, kernel ? kernel : "none");
-    CHECK(one.n == rows[i].n_tokens && many.n == rows[i].n_tokens, "row %zu: %d and %d of %d tokens", i,
-          one.n, many.n, rows[i].n_tokens);
-    draw_text(&model, &again, rows[i].n_tokens, true, temperature);
-    CHECK(one.n == again.n && !memcmp(one.ids, again.ids, sizeof one.ids),
-          "row %zu: another text the second time", i);
-    const float by_launches = worst_of_text(&model, &many, k, &largest),
-                by_kernel = worst_of_text(&model, &one, k, &largest),
+    fill_biases(&model);
+    draw_texts(&model, launches, n, length, false, temperature);
+    draw_texts(&model, texts, n, length, true, temperature);
+    const char *const last = ops->kernel_ran(), *ran = last ? last : "none";
+    const bool is_own = !strcmp(ran, ONE) || !strcmp(ran, ROWS);
+    CHECK(rows[i].kernel ? !strcmp(ran, rows[i].kernel) : !is_own, "row %zu: the last kernel was %s", i, ran);
+    for (int b = 0; b < n; b++)
+        CHECK(texts[b].n == length && launches[b].n == length, "row %zu: %d and %d of %d tokens", i,
+              texts[b].n, launches[b].n, length);
+    draw_texts(&model, again, n, length, true, temperature);
+    CHECK(same_texts(texts, again, n), "row %zu: other texts the second time", i);
+    if (rows[i].kernel && n > 1) test_alone(&model, texts, i, temperature);
+    const float by_launches = worst_of_texts(&model, launches, n, k, &largest),
+                by_kernels = worst_of_texts(&model, texts, n, k, &largest),
                 rounding = largest / 128; /* to bf16, twice */
     CHECK(isfinite(largest), "row %zu: logits are not finite", i);
-    CHECK(by_kernel <= 2 * by_launches + rounding,
+    CHECK(by_kernels <= 2 * by_launches + rounding,
           "row %zu, temperature %g: a token is %g below the best ones, by launches %g, rounding explains %g",
-          i, (double)temperature, (double)by_kernel, (double)by_launches, (double)rounding);
+          i, (double)temperature, (double)by_kernels, (double)by_launches, (double)rounding);
     gpt2_close(&model);
 }
 

@@ -1,3 +1,4 @@
+#include "rows.cuh"
 #include "token.cuh"
 #include <stdlib.h>
 #include <string.h>
@@ -25,19 +26,16 @@ void step_captured(const Step &step) {
 
 /* ---- its form ---- */
 
-struct TokenKernel {
-    TokenArgs args;
-    DrawArgs draw;
-    void *memory;
-};
-
 /* What is known while the list is read: the layers so far, the residual stream, and what the last step made. */
 typedef struct Reading {
     const Step *next, *end;
-    TokenLayer layers[TOKEN_MAX_LAYERS];
+    const Step *embedding, *last_norm, *head, *draw;
+    DecodeLayer layers[DECODE_MAX_LAYERS];
     const void *stream, *made;
     bool good;
     TokenArgs args;
+    int64_t rows;
+    int T;
 } Reading;
 
 static bool need(Reading *r, bool condition) {
@@ -49,7 +47,7 @@ static bool need(Reading *r, bool condition) {
 static const Step *take(Reading *r, StepKind kind) {
     if (!need(r, r->next < r->end && r->next->kind == kind)) return NULL;
     const Step *step = r->next++;
-    need(r, step->rows == 1 && (kind == STEP_DRAW || step->dtype == DTYPE_BF16));
+    need(r, step->rows == r->rows && (kind == STEP_DRAW || step->dtype == DTYPE_BF16));
     r->made = step->out;
     return step;
 }
@@ -65,24 +63,26 @@ static void take_linear(Reading *r, int OC, int IC, bool gelu, const bf16 **weig
 }
 
 /* Of the residual stream, to which all norms but the first add what was made. */
-static void take_norm(Reading *r, const bf16 **weight, const bf16 **bias) {
+static const Step *take_norm(Reading *r, const bf16 **weight, const bf16 **bias) {
     const void *made = r->made;
     const Step *norm = take(r, STEP_NORM);
-    if (!norm || !need(r, norm->in == r->stream && norm->IC == r->args.C)) return;
+    if (!norm || !need(r, norm->in == r->stream && norm->IC == r->args.C)) return NULL;
     const bool is_first = made == r->stream;
-    if (!need(r, is_first ? !norm->residual : norm->residual && norm->with == made)) return;
+    if (!need(r, is_first ? !norm->residual : norm->residual && norm->with == made)) return NULL;
     if (norm->residual) r->stream = norm->residual;
     *weight = (const bf16 *)norm->weight;
     *bias = (const bf16 *)norm->bias;
+    return norm;
 }
 
-static void take_attention(Reading *r, TokenLayer *layer) {
+static void take_attention(Reading *r, DecodeLayer *layer) {
     const void *in = r->made;
     const Step *a = take(r, STEP_ATTENTION);
     TokenArgs *args = &r->args;
-    if (!a || !need(r, a->in == in && a->HD == TOKEN_HD && a->NH * a->HD == args->C)) return;
-    need(r, a->positions == args->positions && a->T <= TOKEN_MAX_T);
-    need(r, args->n_layers == 0 || (a->begins == args->begins && a->window == args->window));
+    if (!a || !need(r, a->in == in && a->HD == DECODE_HD && a->NH * a->HD == args->C)) return;
+    need(r, a->positions == args->positions && a->T <= DECODE_MAX_T);
+    need(r, args->n_layers == 0 || (a->begins == args->begins && a->window == args->window && a->T == r->T));
+    r->T = a->T;
     args->NH = a->NH;
     args->begins = a->begins;
     args->window = a->window;
@@ -91,8 +91,8 @@ static void take_attention(Reading *r, TokenLayer *layer) {
 
 static void take_layer(Reading *r) {
     const int C = r->args.C;
-    if (!need(r, r->args.n_layers < TOKEN_MAX_LAYERS)) return;
-    TokenLayer *layer = &r->layers[r->args.n_layers];
+    if (!need(r, r->args.n_layers < DECODE_MAX_LAYERS)) return;
+    DecodeLayer *layer = &r->layers[r->args.n_layers];
     take_norm(r, &layer->ln_1_weight, &layer->ln_1_bias);
     take_linear(r, 3 * C, C, false, &layer->qkv_weight, &layer->qkv_bias);
     take_attention(r, layer);
@@ -106,18 +106,19 @@ static void take_layer(Reading *r) {
 /* The last norm, and the head. */
 static void take_head(Reading *r) {
     TokenArgs *args = &r->args;
-    take_norm(r, &args->ln_f_weight, &args->ln_f_bias);
+    r->last_norm = take_norm(r, &args->ln_f_weight, &args->ln_f_bias);
     const void *in = r->made;
     const Step *head = take(r, STEP_LINEAR);
     if (!head || !need(r, head->in == in && head->IC == args->C && !head->bias && !head->gelu)) return;
     args->head_weight = (const bf16 *)head->weight;
     args->logits = (bf16 *)head->out;
     args->V = head->OC;
+    r->head = head;
 }
 
 static void read_steps(Reading *r) {
     enum { HEAD_STEPS = 3 }; /* norm, linear layer, draw */
-    const Step *first = take(r, STEP_EMBEDDING);
+    const Step *first = r->embedding = take(r, STEP_EMBEDDING);
     if (!first || !need(r, first->positions != NULL)) return;
     r->stream = first->out;
     r->args.C = first->IC;
@@ -126,59 +127,136 @@ static void read_steps(Reading *r) {
     r->args.wte = (const bf16 *)first->weight;
     r->args.wpe = (const bf16 *)first->bias;
     while (r->good && r->end - r->next > HEAD_STEPS) take_layer(r);
-    if (!need(r, r->args.n_layers > 0 && r->args.NH <= TOKEN_MAX_NH)) return;
+    if (!need(r, r->args.n_layers > 0)) return;
     take_head(r);
     const void *in = r->made;
-    const Step *draw = take(r, STEP_DRAW);
-    need(r, draw && draw->in == in);
+    r->draw = take(r, STEP_DRAW);
+    need(r, r->draw && r->draw->in == in && r->next == r->end);
 }
 
-/* ---- the kernel's graph ---- */
+/* ---- its kernels ---- */
 
-static TokenKernel *make_kernel(const Reading *r, const DrawArgs *draw) {
+struct DecodeStep {
+    int64_t rows;
+    void *memory;
+    DrawArgs draw;
+    TokenArgs token; /* of one sequence */
+    /* of more */
+    RowsArgs many;
+    Step embedding, last_norm, head;
+    int n_layers;
+    DecodeLayer layers[DECODE_MAX_LAYERS];
+};
+
+/* Zeros on the device; false: there is no room. */
+static bool take_memory(DecodeStep *step, size_t bytes) {
+    step->memory = cuda_alloc(bytes);
+    if (step->memory) cuda_zero(step->memory, bytes);
+    return step->memory != NULL;
+}
+
+static bool make_token(DecodeStep *step, const Reading *r) {
     const size_t layers = (size_t)r->args.n_layers * sizeof *r->layers, sums_at = align_256(layers);
-    const size_t bytes = sums_at + (size_t)token_sums(r->args.n_layers, r->args.C) * sizeof(uint64_t);
-    TokenKernel *kernel = (TokenKernel *)calloc(1, sizeof *kernel);
-    if (!kernel) return NULL;
-    kernel->memory = cuda_alloc(bytes);
-    if (!kernel->memory) {
-        free(kernel);
-        return NULL;
-    }
-    cuda_zero(kernel->memory, bytes);
-    cuda_upload(kernel->memory, r->layers, layers);
-    kernel->args = r->args;
-    kernel->args.layers = (const TokenLayer *)kernel->memory;
-    kernel->args.sums = (uint64_t *)((char *)kernel->memory + sums_at);
-    kernel->draw = *draw;
-    return kernel;
+    if (!take_memory(step, sums_at + (size_t)token_sums(r->args.n_layers, r->args.C) * sizeof(uint64_t)))
+        return false;
+    cuda_upload(step->memory, r->layers, layers);
+    step->token = r->args;
+    step->token.layers = (const DecodeLayer *)step->memory;
+    step->token.sums = (uint64_t *)((char *)step->memory + sums_at);
+    return true;
 }
 
-TokenKernel *steps_end(size_t n_launches) {
+static bool make_rows(DecodeStep *step, const Reading *r) {
+    const TokenArgs *a = &r->args;
+    const size_t x = (size_t)ROWS_MAX * (size_t)a->C * sizeof(bf16),
+                 parts = (size_t)a->NH * ROWS_MAX * (size_t)a->C * sizeof(float);
+    if (!take_memory(step, x + parts)) return false;
+    RowsArgs *many = &step->many;
+    many->B = (int)r->rows;
+    many->T = r->T;
+    many->NH = a->NH;
+    many->window = a->window;
+    many->positions = a->positions;
+    many->begins = a->begins;
+    many->residual = (bf16 *)r->embedding->out;
+    many->x = (bf16 *)step->memory;
+    many->parts = (float *)((char *)step->memory + x);
+    step->embedding = *r->embedding;
+    step->last_norm = *r->last_norm;
+    step->head = *r->head;
+    step->n_layers = a->n_layers;
+    memcpy(step->layers, r->layers, sizeof step->layers);
+    return true;
+}
+
+static DecodeStep *make_step(const Reading *r) {
+    const bool one = r->rows == 1;
+    if (!(one ? token_fits(r->args.NH) : rows_fit(r->rows, r->args.NH))) return NULL;
+    DecodeStep *step = (DecodeStep *)calloc(1, sizeof *step);
+    if (!step) return NULL;
+    step->rows = r->rows;
+    step->draw = r->draw->draw;
+    if (one ? make_token(step, r) : make_rows(step, r)) return step;
+    free(step);
+    return NULL;
+}
+
+DecodeStep *steps_end(size_t n_launches) {
     captured.on = false;
-    if ((size_t)captured.n != n_launches || captured.n > MAX_STEPS) return NULL;
+    if ((size_t)captured.n != n_launches || captured.n == 0 || captured.n > MAX_STEPS) return NULL;
     Reading *r = (Reading *)calloc(1, sizeof *r);
     if (!r) return NULL;
     r->next = captured.all;
     r->end = captured.all + captured.n;
+    r->rows = captured.all[0].rows;
     r->good = true;
     read_steps(r);
-    TokenKernel *kernel = r->good && r->next == r->end && token_fits(r->args.NH)
-                              ? make_kernel(r, &captured.all[captured.n - 1].draw)
-                              : NULL;
+    DecodeStep *step = r->good ? make_step(r) : NULL;
     free(r);
-    return kernel;
+    return step;
 }
 
-void token_kernel_launch(TokenKernel *kernel) {
-    kernel->args.launch++;
-    token_launch(kernel->args);
-    draw_tokens<bf16>(&kernel->draw);
-    cuda_kernel_ran = "token_kernel";
+static void launch_many(const DecodeStep *step) {
+    const RowsArgs *a = &step->many;
+    const Step *first = &step->embedding, *head = &step->head, *norm = &step->last_norm;
+    const bf16 *branch_bias = NULL;
+    embedding_forward<bf16>(first->out, first->tokens, first->positions, first->weight, first->bias, a->B, 1,
+                            first->IC);
+    for (int l = 0; l < step->n_layers; l++) {
+        const DecodeLayer *layer = &step->layers[l];
+        rows_norm(*a, branch_bias, layer->ln_1_weight, layer->ln_1_bias, NULL);
+        rows_attention(*a, *layer);
+        rows_norm(*a, layer->attn_proj_bias, layer->ln_2_weight, layer->ln_2_bias, NULL);
+        rows_mlp(*a, *layer);
+        branch_bias = layer->mlp_proj_bias;
+    }
+    rows_norm(*a, branch_bias, (const bf16 *)norm->weight, (const bf16 *)norm->bias, (bf16 *)norm->out);
+    linear_forward<bf16>(matrix(head->out, DTYPE_BF16, a->B, head->OC), no_matrix(),
+                         matrix(head->in, DTYPE_BF16, a->B, head->IC),
+                         matrix(head->weight, DTYPE_BF16, head->OC, head->IC), NULL);
+    draw_tokens<bf16>(&step->draw);
 }
 
-void token_kernel_free(TokenKernel *kernel) {
-    if (!kernel) return;
-    cuda_free(kernel->memory);
-    free(kernel);
+bool decode_step_is_graph(const DecodeStep *step) {
+    return step->rows > 1;
+}
+
+void decode_step_launch(DecodeStep *step) {
+    if (step->rows > 1) {
+        launch_many(step);
+    } else {
+        step->token.launch++;
+        token_launch(step->token);
+        draw_tokens<bf16>(&step->draw);
+    }
+}
+
+const char *decode_step_name(const DecodeStep *step) {
+    return step->rows > 1 ? "rows_attention" : "token_kernel";
+}
+
+void decode_step_free(DecodeStep *step) {
+    if (!step) return;
+    cuda_free(step->memory);
+    free(step);
 }

@@ -1,9 +1,9 @@
-/* A decoding step of one sequence as one kernel (token.cu).
+/* A decoding step of one sequence as one kernel (token.cu), of more as three kernels for a layer (rows.cuh).
  *
  * While a graph is captured, the ops that decoding calls also put down what they were asked: a list of steps. Where the list
- * is all that was captured, and is of a form that the kernel knows, the graph is that kernel; else the launches, as they
- * were captured. Sums have another order in it: the last bits are not the same. Parts of sums of 2^19 and
- * more are NaN in it. */
+ * is all that was captured, and is of a form that these kernels know, they are launched in its place; else the launches are
+ * as they were captured. Sums have another order in them: the last bits are not the same. Parts of sums of 2^19 and
+ * more are NaN in the one of one sequence. */
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 
@@ -38,10 +38,13 @@ template <typename T> Step step_of(StepKind kind, int64_t rows, void *out, const
 /* Puts down a step, while a graph is captured; else does nothing. */
 void step_captured(const Step &step);
 
-typedef struct TokenKernel TokenKernel;
+typedef struct DecodeStep DecodeStep;
 
 void steps_begin(void);
-/* NULL where the steps since steps_begin, out of n_launches in all, are not the kernel's. */
-TokenKernel *steps_end(size_t n_launches);
-void token_kernel_launch(TokenKernel *kernel);
-void token_kernel_free(TokenKernel *kernel); /* NULL is fine */
+/* NULL where the steps since steps_begin, out of n_launches in all, are of no form that there are kernels for. */
+DecodeStep *steps_end(size_t n_launches);
+/* Whether its launches are many: they pay as a graph. */
+bool decode_step_is_graph(const DecodeStep *step);
+void decode_step_launch(DecodeStep *step);
+const char *decode_step_name(const DecodeStep *step);
+void decode_step_free(DecodeStep *step); /* NULL is fine */

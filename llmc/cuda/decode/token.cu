@@ -545,7 +545,7 @@ static Kernel kernel_of(int C) {
 static_assert(MAX_C <= 4 * ROUND, "a kernel for every width");
 
 bool token_fits(int NH) {
-    if (cuda_compute_capability() != 90) return false;
+    if (cuda_compute_capability() != 90 || NH > TOKEN_MAX_NH) return false;
     const Kernel kernel = kernel_of(NH * HD);
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;

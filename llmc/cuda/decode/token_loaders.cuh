@@ -24,7 +24,7 @@ struct Loader {
         if (lane == 30) bulk_load(shared_address(s.norms[which].weight), weight, 2 * a.C, full);
         if (lane == 31) bulk_load(shared_address(s.norms[which].bias), bias, 2 * a.C, full);
     }
-    __device__ void qkv(const TokenLayer &layer, int l) const {
+    __device__ void qkv(const DecodeLayer &layer, int l) const {
         enum { ROWS = QKV_ROWS };
         const uint32_t full = begin(QKV, l, 3 * ROWS * 2 * a.C + 4 * a.C + 3 * ROWS * 2);
         const int64_t row = lane * (int64_t)a.C + head * HD + rank * ROWS;
@@ -46,7 +46,7 @@ struct Loader {
             bulk_load(shared_address(to + row * COLUMNS * 2),
                       weight + (int64_t)(rank * rows + row) * IC + head * COLUMNS, COLUMNS * 2, full);
     }
-    __device__ void fc(const TokenLayer &layer, int l) const {
+    __device__ void fc(const DecodeLayer &layer, int l) const {
         const int first = head * HIDDEN + rank * FC_ROWS;
         const uint32_t full = begin(FC, l, FC_ROWS * 2 * a.C + 4 * a.C + FC_ROWS * 2);
         norm(1, layer.ln_2_weight, layer.ln_2_bias, full);
@@ -70,7 +70,7 @@ struct Loader {
     /* A warp for each buffer: a copy takes 50 clocks to begin, a projection's share is C / 8 copies. */
     __device__ void run(int which) const {
         for (int l = 0; l < a.n_layers; l++) {
-            const TokenLayer &layer = a.layers[l];
+            const DecodeLayer &layer = a.layers[l];
             if (which == QKV) qkv(layer, l);
             if (which == ATTN_PROJ)
                 proj<HD>(which, l, layer.attn_proj_weight, layer.attn_proj_bias, s.attn_proj_bias, a.C);

@@ -4,7 +4,7 @@
 #include "token.cuh"
 
 enum {
-    HD = TOKEN_HD,
+    HD = DECODE_HD,
     CLUSTER = 8, /* blocks of a head */
     WARPS = 8,   /* that compute */
     THREADS = WARPS * WARP_SIZE,
@@ -15,7 +15,7 @@ enum {
     FC_ROWS = 4 * HD / CLUSTER,
     HIDDEN = 4 * HD, /* channels of a cluster */
     WARP_FC_ROWS = FC_ROWS / WARPS,
-    BLOCK_KEYS = TOKEN_MAX_T / CLUSTER
+    BLOCK_KEYS = DECODE_MAX_T / CLUSTER
 };
 static_assert(QKV_ROWS == WARPS && WARP_FC_ROWS == 4, "a warp has one row of each, four of fc");
 
@@ -44,7 +44,7 @@ struct Shared {
     } norms[2];
     alignas(16) bf16 qkv_bias[3][QKV_ROWS], attn_proj_bias[MAX_C / CLUSTER], fc_bias[FC_ROWS],
         mlp_proj_bias[MAX_C / CLUSTER];
-    bf16 *caches[TOKEN_MAX_LAYERS];
+    bf16 *caches[DECODE_MAX_LAYERS];
     alignas(128) char weights[];
 };
 

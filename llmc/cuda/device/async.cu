@@ -96,47 +96,74 @@ double cuda_seconds_between(int first, int second) {
 /* ---- graphs ---- */
 
 struct Graph {
-    cudaGraphExec_t exec; /* NULL: token */
-    TokenKernel *token;
+    cudaGraphExec_t exec; /* NULL: what step launches */
+    DecodeStep *step;     /* NULL: what was captured */
 };
 
-bool cuda_capture_begin(void) {
+static bool begin(void) {
     const bool ok = cudaStreamBeginCapture(main_stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
     cudaGetLastError(); /* a refusal is an answer */
+    return ok;
+}
+
+bool cuda_capture_begin(void) {
+    const bool ok = begin();
     if (ok) steps_begin();
     return ok;
 }
 
+static cudaGraph_t end(void) {
+    cudaGraph_t captured = NULL;
+    return cudaStreamEndCapture(main_stream, &captured) == cudaSuccess ? captured : NULL;
+}
+
 static bool make_executable(Graph *graph, cudaGraph_t captured) {
+    return captured && cudaGraphInstantiate(&graph->exec, captured, 0) == cudaSuccess;
+}
+
+/* A graph of what step launches. */
+static bool capture_step(Graph *graph) {
+    if (!begin()) return false;
+    decode_step_launch(graph->step);
+    cudaGraph_t launches = end();
+    const bool ok = make_executable(graph, launches);
+    if (launches) CUDA_CHECK(cudaGraphDestroy(launches));
+    return ok;
+}
+
+/* What was captured, or the kernels that take its place. */
+static bool choose(Graph *graph, cudaGraph_t captured) {
     size_t n_launches = 0;
     CUDA_CHECK(cudaGraphGetNodes(captured, NULL, &n_launches));
-    graph->token = steps_end(n_launches);
-    return graph->token || cudaGraphInstantiate(&graph->exec, captured, 0) == cudaSuccess;
+    graph->step = steps_end(n_launches);
+    if (graph->step && (!decode_step_is_graph(graph->step) || capture_step(graph))) return true;
+    decode_step_free(graph->step);
+    graph->step = NULL;
+    return make_executable(graph, captured);
 }
 
 Graph *cuda_capture_end(void) {
-    cudaGraph_t captured = NULL;
+    cudaGraph_t captured = end();
     Graph *graph = (Graph *)calloc(1, sizeof *graph);
-    bool ok =
-        cudaStreamEndCapture(main_stream, &captured) == cudaSuccess && captured != NULL && graph != NULL;
-    ok = ok && make_executable(graph, captured);
+    const bool ok = captured && graph && choose(graph, captured);
     if (captured) CUDA_CHECK(cudaGraphDestroy(captured));
     cudaGetLastError();
     if (ok) return graph;
-    free(graph);
+    cuda_graph_free(graph);
     return NULL;
 }
 
 void cuda_graph_launch(Graph *graph) {
-    if (graph->token)
-        token_kernel_launch(graph->token);
-    else
+    if (graph->exec)
         CUDA_CHECK(cudaGraphLaunch(graph->exec, main_stream));
+    else
+        decode_step_launch(graph->step);
+    if (graph->step) cuda_kernel_ran = decode_step_name(graph->step);
 }
 
 void cuda_graph_free(Graph *graph) {
     if (!graph) return;
     if (graph->exec) CUDA_CHECK(cudaGraphExecDestroy(graph->exec));
-    token_kernel_free(graph->token);
+    decode_step_free(graph->step);
     free(graph);
 }

@@ -140,7 +140,16 @@ __device__ __forceinline__ void cp_async_16(uint32_t shared, const void *global,
                  : "memory");
 }
 
-/* The same for 8 bytes. */
+/* cp_async_16 of what is read once: in L2 it is the first to go. */
+__device__ __forceinline__ void cp_async_16_once(uint32_t shared, const void *global, bool valid) {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared),
+                 "l"(global), "r"(valid ? 16 : 0), "l"(policy)
+                 : "memory");
+}
+
+/* cp_async_16 for 8 bytes. */
 __device__ __forceinline__ void cp_async_8(uint32_t shared, const void *global, bool valid) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(valid ? 8 : 0)
                  : "memory");

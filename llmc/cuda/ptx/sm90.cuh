@@ -288,6 +288,17 @@ __device__ __forceinline__ void store_async_16(uint32_t mapped, int4 x, uint32_t
                  : "memory");
 }
 
+/* bulk_load from this block's shared memory to another's: addresses by cluster_address, but of the source. */
+__device__ __forceinline__ void bulk_copy_cluster(uint32_t mapped, uint32_t shared, uint32_t bytes,
+                                                  uint32_t mapped_barrier) {
+    delay();
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            mapped),
+        "r"(shared), "r"(bytes), "r"(mapped_barrier)
+        : "memory");
+}
+
 /* bulk_load and tma_load_5d to the same addresses of every block of the cluster whose bit of `blocks` is set; they
  * report to the barrier at the same address of each. */
 __device__ __forceinline__ void bulk_multicast(uint32_t shared, const void *global, uint32_t bytes,

@@ -51,6 +51,8 @@ enum WgmmaB { B_K_MAJOR, B_MN_MAJOR };
 #define WGMMA_56(c, d, i) WGMMA_48(c, d, i), WGMMA_8(c, d, (i) + 48)
 #define WGMMA_64(c, d, i) WGMMA_32(c, d, i), WGMMA_32(c, d, (i) + 32)
 #define WGMMA_128(c, d, i) WGMMA_64(c, d, i), WGMMA_64(c, d, (i) + 64)
+#define WGMMA_LIST_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define WGMMA_LIST_16 WGMMA_LIST_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_LIST_24                                                                                        \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "   \
     "%22, %23"
@@ -100,9 +102,12 @@ enum WgmmaB { B_K_MAJOR, B_MN_MAJOR };
             WGMMA_RS("m64n" #n "k16", WGMMA_LIST_##registers, WGMMA_##registers, "+f", "1", o0, o1, o2, o3,  \
                      o4, o5);                                                                                \
     }
+WGMMA_FROM_SHARED(16, 8, "%8", "%9", "%10", "%11")
+WGMMA_FROM_SHARED(32, 16, "%16", "%17", "%18", "%19")
 WGMMA_FROM_SHARED(48, 24, "%24", "%25", "%26", "%27")
 WGMMA_FROM_SHARED(64, 32, "%32", "%33", "%34", "%35")
 WGMMA_FROM_SHARED(80, 40, "%40", "%41", "%42", "%43")
+WGMMA_FROM_SHARED(96, 48, "%48", "%49", "%50", "%51")
 WGMMA_FROM_SHARED(128, 64, "%64", "%65", "%66", "%67")
 WGMMA_FROM_SHARED(256, 128, "%128", "%129", "%130", "%131")
 WGMMA_FROM_REGISTERS(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")

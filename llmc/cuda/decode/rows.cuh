@@ -1,0 +1,38 @@
+/* A step of 9 to 64 sequences: three kernels for a layer's two halves and the norms between them, in a CUDA graph.
+ *
+ * Eight blocks are to a layer what a rank is in tensor parallelism (Shoeybi et al. 2019, section 3): they have a head's rows
+ * of c_attn, that head's attention and columns of the projection behind it, 256 hidden channels of the MLP and their columns of
+ * the second projection. What a head adds to the residual stream, its part, goes through L2; the norm adds the parts. All else
+ * goes from block to block of a cluster through shared memory.
+ *
+ * A row's sums do not depend on the rows beside it. Sequence b is row tile_row(b) of a tile of 64: a block has eight rows'
+ * attention, and few sequences are spread over the blocks. */
+#pragma once
+#include "layer.cuh"
+
+enum {
+    ROWS_MIN = 9, /* with fewer, and long texts, launches that cut a sequence's keys into pieces are faster */
+    ROWS_MAX = 64,
+    ROWS_BLOCKS = 8 /* of a head */
+};
+
+__host__ __device__ inline int tile_row(int b) {
+    return b % ROWS_BLOCKS * (ROWS_MAX / ROWS_BLOCKS) + b / ROWS_BLOCKS;
+}
+
+typedef struct RowsArgs {
+    int B, T, NH, window;
+    const int32_t *positions, *begins;
+    bf16 *residual; /* (B,C) */
+    bf16 *x;        /* what a norm makes: C / 64 tiles of (ROWS_MAX,64) in SWIZZLE_128B */
+    float *parts;   /* (NH,ROWS_MAX,C), rows in tile order */
+} RowsArgs;
+
+/* Whether there are kernels for so many sequences and heads. */
+bool rows_fit(int64_t B, int NH);
+/* residual += the sum of the parts + part_bias, rounded as a linear layer's output is; part_bias NULL: there are none. The
+ * norm of that to x, or to out (B,C) where it is not NULL. */
+void rows_norm(const RowsArgs &a, const bf16 *part_bias, const bf16 *weight, const bf16 *bias, bf16 *out);
+/* x -> parts: attention and the projection behind it; the MLP. */
+void rows_attention(const RowsArgs &a, const DecodeLayer &layer);
+void rows_mlp(const RowsArgs &a, const DecodeLayer &layer);

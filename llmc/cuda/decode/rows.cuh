@@ -10,11 +10,9 @@
 #pragma once
 #include "layer.cuh"
 
-enum {
-    ROWS_MIN = 9, /* with fewer, and long texts, launches that cut a sequence's keys into pieces are faster */
-    ROWS_MAX = 64,
-    ROWS_BLOCKS = 8 /* of a head */
-};
+/* Of fewer sequences launches are faster, which cut a sequence's keys into pieces: 27.2 k tokens/s of 8 times 1,000 tokens for
+ * 24.3. */
+enum { ROWS_MIN = 9, ROWS_MAX = 64, ROWS_BLOCKS = 8 /* of a head */ };
 
 __host__ __device__ inline int tile_row(int b) {
     return b % ROWS_BLOCKS * (ROWS_MAX / ROWS_BLOCKS) + b / ROWS_BLOCKS;

@@ -248,10 +248,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) rows_attention_kernel(RowsArg
     const int rank = cluster_rank(), head = blockIdx.y / ROWS_BLOCKS,
               row0 = blockIdx.y % ROWS_BLOCKS / CLUSTER * ROWS;
     if (threadIdx.x == 0) {
-        for (int tile = 0; tile < NH; tile++) {
-            mbarrier_init(shared_address(&s.x_full[tile]), 1);
-            mbarrier_arrive_expect_tx(shared_address(&s.x_full[tile]), X_BYTES);
-        }
+        expect_x<NH, ROWS>(s.x_full);
         mbarrier_init(shared_address(&s.qkv_full), 1);
         mbarrier_init(shared_address(&s.attn_full), 1);
         fence_mbarrier_init();

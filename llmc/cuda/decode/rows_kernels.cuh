@@ -61,6 +61,13 @@ template <int PENDING> __device__ __forceinline__ void wait_weights() {
 
 /* ---- x, which all blocks of a cluster read ---- */
 
+/* Readies the barriers of the tiles, by one thread: ROWS rows of each come. */
+template <int NH, int ROWS> __device__ __forceinline__ void expect_x(uint64_t *full) {
+    for (int tile = 0; tile < NH; tile++) {
+        mbarrier_init(shared_address(&full[tile]), 1);
+        mbarrier_arrive_expect_tx(shared_address(&full[tile]), ROWS * ROW_BYTES);
+    }
+}
 /* Each block brings its share of the tiles, ROWS rows of each from `row` on, to all. */
 template <int NH, int CLUSTER, int ROWS>
 __device__ __forceinline__ void multicast_x(char *tiles, const bf16 *x, int row, uint64_t *full) {

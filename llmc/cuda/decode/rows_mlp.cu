@@ -68,10 +68,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) rows_mlp_kernel(RowsArgs a, D
     S &s = shared_memory<S>();
     const int first = blockIdx.y * OWN; /* of the hidden channels */
     if (threadIdx.x == 0) {
-        for (int tile = 0; tile < NH; tile++) {
-            mbarrier_init(shared_address(&s.x_full[tile]), 1);
-            mbarrier_arrive_expect_tx(shared_address(&s.x_full[tile]), TILE_BYTES);
-        }
+        expect_x<NH, ROWS_MAX>(s.x_full);
         mbarrier_init(shared_address(&s.hidden_full), 1);
         fence_mbarrier_init();
         mbarrier_arrive_expect_tx(shared_address(&s.hidden_full), S::HIDDEN_BYTES - OWN_BYTES);

@@ -53,9 +53,7 @@ enum WgmmaB { B_K_MAJOR, B_MN_MAJOR };
 #define WGMMA_128(c, d, i) WGMMA_64(c, d, i), WGMMA_64(c, d, (i) + 64)
 #define WGMMA_LIST_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define WGMMA_LIST_16 WGMMA_LIST_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define WGMMA_LIST_24                                                                                        \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "   \
-    "%22, %23"
+#define WGMMA_LIST_24 WGMMA_LIST_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define WGMMA_LIST_32 WGMMA_LIST_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_LIST_40 WGMMA_LIST_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define WGMMA_LIST_48 WGMMA_LIST_40 ", %40, %41, %42, %43, %44, %45, %46, %47"

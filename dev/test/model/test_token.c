@@ -34,9 +34,10 @@ static const struct {
     {300,  300,   2, 8,  512,  0,   0,    290,  40, ROWS},
     {200,  50257, 2, 12, 768,  0,   NONE, 190,  64, ROWS},
     {1024, 500,   2, 12, 768,  0,   NONE, 1023, 33, ROWS}, /* all keys */
-    {128,  300,   1, 16, 1024, 0,   NONE, 120,  63, ROWS},
+    {128,  300,   1, 12, 768,  0,   NONE, 120,  63, ROWS},
     {64,   61,    1, 4,  256,  0,   NONE, 60,   8,  NULL}, /* too few */
     {64,   61,    1, 6,  384,  0,   NONE, 60,   16, NULL}, /* no kernel for six heads */
+    {64,   61,    1, 16, 1024, 0,   NONE, 60,   16, NULL}, /* more blocks than run at once */
     {1200, 61,    1, 4,  256,  0,   NONE, 1050, 16, NULL}, /* too long a cache */
 };
 

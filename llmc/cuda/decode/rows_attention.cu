@@ -218,25 +218,29 @@ template <int NH> __device__ __forceinline__ void attend(AttentionShared<NH> &s,
 
 /* ---- the products ---- */
 
-/* q, k and v, this block's channels, by the first warpgroup: rounded, and to the blocks that have the rows. */
+/* q, k and v, this block's channels, by the first warpgroup: rounded, and to the blocks that have the rows, of which this is one. */
 template <int NH>
 __device__ __forceinline__ void make_qkv(AttentionShared<NH> &s, const float2 (&bias)[N_QKV * EIGHTS]) {
     const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE, g = lane / 4, t = lane % 4;
+    const int rank = cluster_rank();
     float d[N_QKV * OWN / 2];
     multiply_x<NH, ROWS>(d, s.x(), s.qkv_weight(), s.x_full);
 #pragma unroll
-    for (int half = 0; half < 2; half++)
+    for (int half = 0; half < 2; half++) {
+        const int to = warp * 2 + half; /* the block that has the row */
+        if (to >= CLUSTER) break;
+        auto &rows = to == rank ? s.qkv[rank] : s.to_send[to];
 #pragma unroll
         for (int i = 0; i < N_QKV * EIGHTS; i++)
-            if (warp * 2 < CLUSTER)
-                *reinterpret_cast<uint32_t *>(
-                    &s.to_send[warp * 2 + half][g][i / EIGHTS][i % EIGHTS * 8 + 2 * t]) =
-                    cvt_bf16x2(d[4 * i + 2 * half] + bias[i].x, d[4 * i + 2 * half + 1] + bias[i].y);
+            *reinterpret_cast<uint32_t *>(&rows[g][i / EIGHTS][i % EIGHTS * 8 + 2 * t]) =
+                cvt_bf16x2(d[4 * i + 2 * half] + bias[i].x, d[4 * i + 2 * half + 1] + bias[i].y);
+    }
     fence_proxy_async();
     named_barrier_sync<WARPGROUP>(1);
-    if (threadIdx.x < CLUSTER)
-        copy_to_block(s.qkv[cluster_rank()], s.to_send[threadIdx.x], sizeof s.to_send[0], &s.qkv_full,
-                      threadIdx.x);
+    if (threadIdx.x < CLUSTER - 1) {
+        const int to = other_block<CLUSTER>(threadIdx.x);
+        copy_to_block(s.qkv[rank], s.to_send[to], sizeof s.to_send[to], &s.qkv_full, to);
+    }
 }
 
 template <int NH>
@@ -252,7 +256,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) rows_attention_kernel(RowsArg
         mbarrier_init(shared_address(&s.qkv_full), 1);
         mbarrier_init(shared_address(&s.attn_full), 1);
         fence_mbarrier_init();
-        mbarrier_arrive_expect_tx(shared_address(&s.qkv_full), sizeof s.qkv);
+        mbarrier_arrive_expect_tx(shared_address(&s.qkv_full), sizeof s.qkv - sizeof s.qkv[0]);
         mbarrier_arrive_expect_tx(shared_address(&s.attn_full), X_BYTES - OWN_ROWS_BYTES);
     }
     cluster_arrive();
@@ -294,12 +298,16 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) rows_attention_kernel(RowsArg
 #endif
 }
 
-bool rows_fit(int64_t B, int NH) {
-    return cuda_compute_capability() == 90 && B >= ROWS_MIN && B <= ROWS_MAX && NH % 4 == 0 && NH <= 16;
+static RowsLaunch launch_of(int NH) {
+    static void (*const kernels[])(RowsArgs, DecodeLayer) = FOR_HEADS(rows_attention_kernel);
+    static const int bytes[] = FOR_SIZES(shared_size);
+    return {kernels[NH / 4 - 1], CLUSTER, bytes[NH / 4 - 1]};
+}
+
+bool rows_attention_fits(int NH) {
+    return run_at_once(launch_of(NH), NH);
 }
 
 void rows_attention(const RowsArgs &a, const DecodeLayer &layer) {
-    static void (*const kernels[])(RowsArgs, DecodeLayer) = FOR_HEADS(rows_attention_kernel);
-    static const int bytes[] = FOR_SIZES(shared_size);
-    launch_rows("rows_attention", kernels[a.NH / 4 - 1], CLUSTER, bytes[a.NH / 4 - 1], a, layer);
+    launch_rows("rows_attention", launch_of(a.NH), a, layer);
 }

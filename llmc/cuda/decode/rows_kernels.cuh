@@ -1,5 +1,6 @@
 /* What the kernels of rows.cuh share. Tiles of 64 rows or of a weight's rows, 64 columns each: sm90.cuh. */
 #pragma once
+#include "llmc/cuda/device/at_once.cuh"
 #include "llmc/cuda/device/early.cuh"
 #include "llmc/cuda/sm90/sm90_common.cuh"
 #include "rows.cuh"
@@ -13,11 +14,11 @@ enum {
     ROWS_OF_BLOCK = ROWS_MAX / ROWS_BLOCKS
 };
 
-/* A kernel for each number of heads that is served, 4, 8, 12 and 16, and what a function says of each. */
+/* A kernel for each number of heads that is served, 4, 8 and 12, and what a function says of each. */
 #define FOR_HEADS(kernel)                                                                                    \
-    { kernel<4>, kernel<8>, kernel<12>, kernel<16> }
+    { kernel<4>, kernel<8>, kernel<12> }
 #define FOR_SIZES(function)                                                                                  \
-    { function<4>(), function<8>(), function<12>(), function<16>() }
+    { function<4>(), function<8>(), function<12>() }
 
 /* Of a block's shared memory: a norm's block runs beside it. It begins at a multiple of 1024, as there is no other. */
 enum { ROWS_SHARED_LIMIT = SM90_SHARED_LIMIT - 1408 };
@@ -165,9 +166,16 @@ __device__ __forceinline__ void multiply_part(const RowsArgs &a, const char *wei
 
 /* ---- the launch ---- */
 
-/* Eight blocks a head. */
-inline void launch_rows(const char *name, void (*kernel)(RowsArgs, DecodeLayer), int cluster, int bytes,
-                        const RowsArgs &a, const DecodeLayer &layer) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    launch_early(name, kernel, dim3(1, a.NH * ROWS_BLOCKS), ROWS_THREADS, bytes, cluster, a, layer);
+/* Eight blocks a head, in clusters. */
+typedef struct RowsLaunch {
+    void (*kernel)(RowsArgs, DecodeLayer);
+    int cluster, bytes;
+} RowsLaunch;
+
+inline bool run_at_once(const RowsLaunch &of, int NH) {
+    return clusters_at_once(of.kernel, of.cluster, ROWS_THREADS, of.bytes) * of.cluster >= NH * ROWS_BLOCKS;
+}
+inline void launch_rows(const char *name, const RowsLaunch &of, const RowsArgs &a, const DecodeLayer &layer) {
+    CUDA_CHECK(cudaFuncSetAttribute(of.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, of.bytes));
+    launch_early(name, of.kernel, dim3(1, a.NH * ROWS_BLOCKS), ROWS_THREADS, of.bytes, of.cluster, a, layer);
 }

@@ -17,15 +17,11 @@ template <int NH> struct MlpShared {
         X_BYTES = NH * TILE_BYTES,
         FC_BYTES = NH * OWN * ROW_BYTES,
         PROJ_BYTES = HIDDEN_TILES * ROWS_OF_BLOCK * NH * ROW_BYTES,
-        HIDDEN_BYTES = CLUSTER * OWN_BYTES,
-        /* whether the projection's weights have a place of their own; else they follow x */
-        IS_EARLY = X_BYTES + FC_BYTES + PROJ_BYTES + HIDDEN_BYTES + 1024 <= ROWS_SHARED_LIMIT
+        HIDDEN_BYTES = CLUSTER * OWN_BYTES
     };
     alignas(1024) char x[X_BYTES];
-    char fc[FC_BYTES], hidden[HIDDEN_BYTES], own_proj[IS_EARLY ? PROJ_BYTES : 16];
+    char fc[FC_BYTES], hidden[HIDDEN_BYTES], proj[PROJ_BYTES];
     uint64_t x_full[NH], hidden_full;
-
-    __device__ __forceinline__ char *proj() { return IS_EARLY ? own_proj : x; }
 };
 
 template <int NH> static constexpr int shared_size() {
@@ -56,7 +52,7 @@ __device__ __forceinline__ void make_hidden(MlpShared<NH> &s, const float2 (&bia
 template <int NH> __device__ __forceinline__ void load_proj(MlpShared<NH> &s, const DecodeLayer &layer) {
     constexpr int C = NH * DECODE_HD;
     load_weight<ROWS_OF_BLOCK * NH, HIDDEN_TILES>(
-        s.proj(), layer.mlp_proj_weight + blockIdx.y / CLUSTER * HIDDEN, 4 * C,
+        s.proj, layer.mlp_proj_weight + blockIdx.y / CLUSTER * HIDDEN, 4 * C,
         [&](int r) { return (int)cluster_rank() * (C / CLUSTER) + r; });
 }
 
@@ -75,32 +71,36 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) rows_mlp_kernel(RowsArgs a, D
     }
     cluster_arrive();
     load_weight<OWN, NH>(s.fc, layer.fc_weight, C, [&](int r) { return first + r; });
-    if (S::IS_EARLY) load_proj(s, layer);
+    load_proj(s, layer);
     float2 bias[OWN / 8];
 #pragma unroll
     for (int j = 0; j < OWN / 8; j++) bias[j] = pair_of(layer.fc_bias + first + 8 * j + thread_column());
     cluster_wait(); /* all blocks have their barriers */
     wait_early();
     if (threadIdx.x == WARPGROUP) multicast_x<NH, CLUSTER, ROWS_MAX>(s.x, a.x, 0, s.x_full);
-    wait_weights<S::IS_EARLY ? 1 : 0>();
+    wait_weights<1>();
     if (threadIdx.x < WARPGROUP) make_hidden<NH>(s, bias);
-    if (!S::IS_EARLY) {
-        __syncthreads(); /* x has been read */
-        load_proj(s, layer);
-    }
     wait_weights<0>(); /* and this block's channels are there */
     mbarrier_wait(shared_address(&s.hidden_full), 0);
     cluster_arrive(); /* what others have sent is here */
     const uint32_t hidden = uniform_descriptor(shared_address(s.hidden));
-    multiply_part<NH, CLUSTER, ROWS_MAX, HIDDEN>(a, s.proj(), s.fc, blockIdx.y / CLUSTER, 0, [&](int k) {
+    multiply_part<NH, CLUSTER, ROWS_MAX, HIDDEN>(a, s.proj, s.fc, blockIdx.y / CLUSTER, 0, [&](int k) {
         return unswizzled(hidden + k * (2 * EIGHT_BYTES >> 4), EIGHT_BYTES);
     });
     cluster_wait(); /* what this block has sent has been read */
 #endif
 }
 
-void rows_mlp(const RowsArgs &a, const DecodeLayer &layer) {
+static RowsLaunch launch_of(int NH) {
     static void (*const kernels[])(RowsArgs, DecodeLayer) = FOR_HEADS(rows_mlp_kernel);
     static const int bytes[] = FOR_SIZES(shared_size);
-    launch_rows("rows_mlp", kernels[a.NH / 4 - 1], CLUSTER, bytes[a.NH / 4 - 1], a, layer);
+    return {kernels[NH / 4 - 1], CLUSTER, bytes[NH / 4 - 1]};
+}
+
+bool rows_mlp_fits(int NH) {
+    return run_at_once(launch_of(NH), NH);
+}
+
+void rows_mlp(const RowsArgs &a, const DecodeLayer &layer) {
+    launch_rows("rows_mlp", launch_of(a.NH), a, layer);
 }

@@ -19,6 +19,7 @@
  * Values are rounded where the launches round them, but sums have another order: the last bits are not theirs. */
 #include "llmc/cuda/attention/generic/decode_piece.cuh"
 #include "llmc/cuda/attention/launch.cuh"
+#include "llmc/cuda/device/at_once.cuh"
 #include "llmc/cuda/device/early.cuh"
 #include "llmc/cuda/ops/gelu.cuh"
 #include "llmc/cuda/ops/layernorm.cuh"
@@ -546,22 +547,7 @@ static_assert(MAX_C <= 4 * ROUND, "a kernel for every width");
 
 bool token_fits(int NH) {
     if (cuda_compute_capability() != 90 || NH > TOKEN_MAX_NH) return false;
-    const Kernel kernel = kernel_of(NH * HD);
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = attribute.val.clusterDim.z = 1;
-    attribute.val.clusterDim.y = CLUSTER;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(1, NH * CLUSTER);
-    config.blockDim = dim3(BLOCK_THREADS);
-    config.dynamicSmemBytes = shared_bytes(NH * HD);
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    int n = 0;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    (int)shared_bytes(NH * HD)));
-    CUDA_CHECK(cudaOccupancyMaxActiveClusters(&n, kernel, &config));
-    return n >= NH;
+    return clusters_at_once(kernel_of(NH * HD), CLUSTER, BLOCK_THREADS, shared_bytes(NH * HD)) >= NH;
 }
 
 void token_launch(const TokenArgs &args) {

@@ -32,6 +32,7 @@
  * the same buffers, because a reducer has all of a buffer's copies in its own order, and every thread of the owner reads
  * and writes its own part. */
 #pragma once
+#include "llmc/cuda/device/at_once.cuh"
 #include "sm90_keys.cuh"
 
 typedef struct DqSums {
@@ -536,24 +537,6 @@ static KernelArgs kernel_args(floatX *dqkv, const floatX *dout, const floatX *ou
     return args;
 }
 
-/* Clusters of the kernel that the device runs at once. */
-template <class C, class Shared> static int clusters_at_once(void (*kernel)(KernelArgs)) {
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {C::CLUSTER, 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(cuda_sm_count() / C::CLUSTER * C::CLUSTER);
-    config.blockDim = dim3(C::THREADS);
-    config.dynamicSmemBytes = shared_bytes<Shared>();
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    int count = 0;
-    CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, config.dynamicSmemBytes));
-    CUDA_CHECK(cudaOccupancyMaxActiveClusters(&count, kernel, &config));
-    return count;
-}
-
 /* TURNS: the last wave, one pair for each cluster, where a head has more than run at once, so that the last ones differ in
  * length as much as they can. (Measured without a mask, launches by themselves: 3 % at T = 32768; 2 % slower at 16384.) All must
  * run at once, and each cluster has had another pair before. */
@@ -561,7 +544,7 @@ template <class C, class Shared> static int last_wave(void (*kernel)(KernelArgs)
     static int at_once = -1; /* of this kernel: C is its own */
     const int clusters = cuda_sm_count() / (int)C::CLUSTER;
     if (!C::TURNS || order.tiles < clusters * 3 / 2 || order.total < 2 * clusters) return 0;
-    if (at_once < 0) at_once = clusters_at_once<C, Shared>(kernel);
+    if (at_once < 0) at_once = clusters_at_once(kernel, C::CLUSTER, C::THREADS, shared_bytes<Shared>());
     return at_once < clusters ? 0 : clusters;
 }
 

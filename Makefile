@@ -11,7 +11,7 @@
 #: make flags            the flag table of llmc/run/FLAGS.md, from the program
 #: make lint             format, warnings of gcc and clang, length of functions, layers of folders; NVCC= leaves out the kernels (minutes)
 #: make mutants          some hundred small faults, one at a time: does a test see each? (dev/mutants/README.md)
-#: make delays           on a Hopper card: the op tests with kernels that pause at barriers, against the bits without
+#: make delays           on a Hopper card: the tests of ops and of decoding with kernels that pause at barriers, against the bits without
 #: make sanitize         the CPU tests under AddressSanitizer and UndefinedBehaviorSanitizer
 #: make soak             kills, signals, damaged files, flag combinations and ranks by the thousand (KILLS=, TERMS=, DAMAGED=, FLAGS=, RANKS=, JOBS=, SEED=)
 #: make clean
@@ -147,7 +147,7 @@ test: $(TESTS) $(TEST_PROGRAMS) $(BUILD)/lab_cpu $(BUILD)/soak $(if $(NVCC),$(if
 	@dev/test/run.sh $(TESTS) $(wildcard dev/test/*/test_*.sh) ./$(lastword $(TEST_PROGRAMS))
 lint:
 	@scripts/lint.sh
-DELAYED := test_ops test_ops_attention test_ops_attention_projection
+DELAYED := test_ops test_ops_attention test_ops_attention_projection test_token
 .PHONY: delays
 delays: need-card
 	@$(MAKE) --no-print-directory $(DELAYED:%=$(BUILD)/%)

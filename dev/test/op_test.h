@@ -3,6 +3,7 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#include "bits.h"
 #include "check.h"
 #include "compare.h"
 #include "llmc/base/parallel.h"
@@ -12,7 +13,6 @@ enum { SEED = 1234 };
 #define FP32_LIMIT 1e-5
 
 static bool op_verbose, op_small; /* op_small: the cases that are short, for compute-sanitizer */
-static bool op_bits;              /* print a hash of every output */
 static const char *op_only = "";  /* ops whose names begin so */
 static const char *op_parts[8];   /* what the label of a case must hold, all of it */
 static int op_n_parts;
@@ -33,20 +33,6 @@ static inline void *op_malloc(size_t bytes) {
     void *p = malloc(bytes + 1);
     if (!p) abort();
     return p;
-}
-
-static inline uint64_t op_mix(uint64_t x) { /* SplitMix64's finaliser (Steele, Lea & Flood 2014) */
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return x ^ (x >> 31);
-}
-
-/* With `bits`: a line that other bits change. */
-static inline void op_print_bits(const char *label, const char *output, const void *bytes, size_t n) {
-    uint64_t hash = n;
-    if (!op_bits) return;
-    for (size_t i = 0; i < n; i++) hash = op_mix(hash + ((const unsigned char *)bytes)[i]);
-    printf("bits %s%s: %016llx\n", label, output, (unsigned long long)hash);
 }
 
 /* Standard normal number i of a stream (Box & Muller 1958). */

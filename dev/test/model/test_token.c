@@ -2,6 +2,7 @@
  * than those of the launches that they take the place of, so texts part where two logits are as good as equal: each token is
  * held to the logits of the training forward pass, which has no cache. Needs a card of Hopper's kind. */
 #include <math.h>
+#include "dev/test/bits.h"
 #include "dev/test/sampled_model.h"
 #include "dev/test/logits.h"
 
@@ -185,6 +186,9 @@ static void test_text(const Ops *ops, size_t i, float temperature) {
     for (int b = 0; b < n; b++)
         CHECK(texts[b].n == length && launches[b].n == length, "row %zu: %d and %d of %d tokens", i,
               texts[b].n, launches[b].n, length);
+    char label[64];
+    snprintf(label, sizeof label, "row %zu, temperature %g", i, (double)temperature);
+    op_print_bits(label, "", texts, (size_t)n * sizeof *texts);
     draw_texts(&model, again, n, length, true, temperature);
     CHECK(same_texts(texts, again, n), "row %zu: other texts the second time", i);
     if (rows[i].kernel && n > 1) test_alone(&model, texts, i, temperature);
@@ -198,8 +202,10 @@ static void test_text(const Ops *ops, size_t i, float temperature) {
     gpt2_close(&model);
 }
 
-int main(void) {
+/* TEST [bits]: a line for the texts of a row. */
+int main(int argc, char **argv) {
     Error err = {0};
+    op_bits = argc > 1 && !strcmp(argv[1], "bits");
     if (!cuda_available() || !ops_cuda_bf16) {
         SKIP("no CUDA device");
         return check_finish("token");

@@ -8,7 +8,8 @@
 /* One pass in four pauses, up to 2 us: as long as some steps of the Hopper kernels. The lanes of a warp that come
  * together read the same clock, so they stay together. */
 __device__ __forceinline__ void delay() {
-    uint32_t x = (uint32_t)clock64() * 0x9E3779B9u + (blockIdx.x * 64 + threadIdx.x / 32) * 0x85EBCA6Bu;
+    const uint32_t block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    uint32_t x = (uint32_t)clock64() * 0x9E3779B9u + (block * 64 + threadIdx.x / 32) * 0x85EBCA6Bu;
     x ^= x >> 15;
     x *= 0x2C1B3C6Du;
     x ^= x >> 13;

@@ -26,6 +26,7 @@ typedef struct Family {
     int bad_rank, bad_status; /* of the first that ended badly; -1: none */
     int late_rank;            /* the first that had to be killed though others had ended well; -1: none */
     bool any_said;            /* one ended with an exit code that says so: there is a line */
+    bool has_diverged;        /* as one's exit code says */
     int n_killed, killed;     /* because others had ended badly; the first of them */
     double deadline;          /* then those that are left are killed */
     bool is_late;             /* they were, and no rank had ended badly */
@@ -136,8 +137,9 @@ static void reap(Family *f) {
         if (!f->pids[i] || waitpid(f->pids[i], &status, WNOHANG) != f->pids[i]) continue;
         f->pids[i] = 0;
         f->n_left--;
-        f->any_said =
-            f->any_said || (WIFEXITED(status) && WEXITSTATUS(status) && WEXITSTATUS(status) != PLACE_UNSAID);
+        const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+        f->any_said = f->any_said || (code && code != PLACE_UNSAID);
+        f->has_diverged = f->has_diverged || code == PLACE_DIVERGED;
         if (f->is_late && WIFSIGNALED(status) && f->bad_rank < 0) {
             f->late_rank = f->late_rank < 0 ? i : f->late_rank;
         } else if (status && f->bad_rank < 0) {
@@ -206,7 +208,7 @@ static int run_ranks(Family *f, char **argv) {
                    f->late_rank, launch_end_patience);
     if (f->bad_rank < 0) return 0;
     const bool unsaid = WIFEXITED(f->bad_status) && WEXITSTATUS(f->bad_status) == PLACE_UNSAID;
-    if (WIFEXITED(f->bad_status) && !unsaid) return WEXITSTATUS(f->bad_status);
+    if (WIFEXITED(f->bad_status) && !unsaid) return f->has_diverged ? EXIT_RUN : WEXITSTATUS(f->bad_status);
     if (unsaid && !f->any_said && !f->stop_signal)
         print_line(
             stderr,
@@ -262,7 +264,9 @@ int launch_ranks(const Launch *launch, char **argv) {
             print_line(stderr, "restart %d of %d, from the newest checkpoint if there is one", restart,
                        launch->restarts);
         code = run_ranks(&family, restart ? again : argv);
-        if (code != EXIT_RUN || family.stop_signal) break;
+        if (family.has_diverged && restart < launch->restarts)
+            print_line(stderr, "no restart: the same steps would come to the same end");
+        if (code != EXIT_RUN || family.stop_signal || family.has_diverged) break;
     }
     free(family.pids);
     if (again != argv) free(again);

@@ -7,8 +7,9 @@
 
 /* Set by our own --gpus for each rank: the open listening socket's number for rank 0, -1 for the others. */
 #define PLACE_LISTENING "LLMC_RENDEZVOUS_FD"
-/* The exit code of such a rank that left the last line to another, which may be stopped: --gpus sees whether there was one. */
-enum { PLACE_UNSAID = 3 };
+/* Exit codes of such a rank, for --gpus and --restarts alone. UNSAID: it left the last line to another, which may be stopped;
+ * --gpus sees whether there was one. DIVERGED: the same steps would come to the same end. */
+enum { PLACE_UNSAID = 3, PLACE_DIVERGED = 4 };
 
 typedef struct Place {
     Ranks ranks;

@@ -297,6 +297,10 @@ else
 fi
 
 # ---- restarts ----
+run $tiny --batch 2 --steps 200 --eval-every 0 --gpus 2 --lr 100 --weight-decay 100 --schedule constant --restarts 2 --out "$work/diverged"
+check "diverged: exit code $status, expected 1" [ "$status" -eq 1 ]
+check "diverged: one error" [ "$(grep -c '^error: ' "$work/err") $(grep -c '^error: 3 steps in a row' "$work/err")" = '1 1' ]
+check "diverged: it is not started again" [ "$(grep -c '^no restart: the same steps' "$work/err") $(grep -c '^restart ' "$work/err")" = '1 0' ]
 start $long --save-every 5 --keep 2 --gpus 2 --restarts 1 --out "$work/again"
 has_checkpoint() { [ -n "$(ls -d "$work"/again/step_* 2>/dev/null)" ]; }
 await has_checkpoint

@@ -43,6 +43,11 @@ sums "$work/good" >"$work/after"
 failed_with "diverged at the end" '^error: checkpoint of step 8 not saved: .* diverged.* earlier checkpoints stand, up to step 6$'
 check "diverged at the end: all checkpoints stand, and no other" cmp -s "$work/before" "$work/after"
 
+run $tiny $quiet --steps 200 --save-every 1 --keep 3 --lr 100 --weight-decay 100 --resume --restarts 2 --out "$work/good"
+check "diverged, with restarts: exit code $status, expected 1" [ "$status" -eq 1 ]
+check "diverged, with restarts: it is not started again" [ "$(grep -c '^no restart: the same steps' "$work/err") $(grep -c '^restart ' "$work/err")" = '1 0' ]
+check "diverged, with restarts: one error" [ "$(grep -c '^error: 3 steps in a row' "$work/err")" -eq 1 ]
+
 # ---- weights that are NaN ----
 mkdir "$work/nan"
 cp "$work/good/step_00000006/config.json" "$work/good/step_00000006/model.safetensors" "$work/nan"

@@ -264,6 +264,8 @@ int launch_ranks(const Launch *launch, char **argv) {
             print_line(stderr, "restart %d of %d, from the newest checkpoint if there is one", restart,
                        launch->restarts);
         code = run_ranks(&family, restart ? again : argv);
+        if (restart && code == EXIT_INPUT)
+            code = EXIT_RUN; /* the command was good once; its files are not now */
         if (family.has_diverged && restart < launch->restarts)
             print_line(stderr, "no restart: the same steps would come to the same end");
         if (code != EXIT_RUN || family.stop_signal || family.has_diverged) break;

@@ -17,7 +17,7 @@ enum {
 };
 
 typedef struct Error {
-    int exit_code; /* EXIT_RUN or EXIT_INPUT; 0 while nothing failed */
+    int exit_code; /* EXIT_RUN or EXIT_INPUT, of a rank of --gpus also what place.h has; 0 while nothing failed */
     char text[1024];
 } Error;
 

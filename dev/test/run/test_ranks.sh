@@ -315,12 +315,12 @@ kill -TERM $child
 ended
 check "then it is stopped: exit code $status" [ "$status" -eq 0 ]
 check "then it is stopped: no process is left" none_left again
-cp "$work/text.txt" "$work/lost.txt"
-start ${long%%"$work/text.txt"*}"$work/lost.txt"${long##*"$work/text.txt"} --gpus 2 --restarts 2 --save-every 5 --out "$work/lost"
+start $long --gpus 2 --restarts 2 --save-every 5 --out "$work/lost"
 await has_steps 3 "$work/lost/log.jsonl"
-rm "$work/lost.txt"
+mv "$work/text.txt" "$work/moved.txt"
 kill -KILL "$(ranks_of $child | tail -n 1)"
 ended
+mv "$work/moved.txt" "$work/text.txt"
 check "data that is gone at a restart: exit code $status, expected 1" [ "$status" -eq 1 ]
-check "data that is gone at a restart: each says so" [ "$(grep -c '^restart ' "$work/err") $(grep -c 'lost.txt: no such file' "$work/err")" = '2 2' ]
+check "data that is gone at a restart: each says so" [ "$(grep -c '^restart ' "$work/err") $(grep -c 'text.txt: no such file' "$work/err")" = '2 2' ]
 finish

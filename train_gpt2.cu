@@ -113,7 +113,7 @@ static bool check_state(Training *t, Error *err) {
     const double loss = by_validation ? t->val_loss : probe_loss(t);
     if (loss <= limit) return true;
     return fail(
-        err, EXIT_RUN,
+        err, place_diverged(&t->run->place),
         "checkpoint of step %lld not saved: the weights have diverged, their %sloss is %g where a guess "
         "has %.1f; %s",
         (long long)t->state.step, by_validation ? "validation " : "", loss, of_a_guess, stands);

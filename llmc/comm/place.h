@@ -24,5 +24,10 @@ typedef struct Place {
     uint64_t run;         /* the same for all ranks of a run, another for most other runs */
 } Place;
 
+/* The exit code of a run whose weights have diverged. */
+static inline int place_diverged(const Place *place) {
+    return place->is_own ? PLACE_DIVERGED : EXIT_RUN;
+}
+
 /* Exit 2 with a line for variables that contradict each other or are no numbers. Ranks {0, 1} where no launcher is. */
 bool place_find(Place *place, Error *err);

@@ -145,7 +145,7 @@ static bool check_step(Training *t, int64_t step, const StepStats *stats, Error 
     t->untrusted = true;
     divergence_hint(t, hint, sizeof hint);
     return fail(
-        err, t->run->place.is_own ? PLACE_DIVERGED : EXIT_RUN,
+        err, place_diverged(&t->run->place),
         "%d steps in a row had a NaN or infinite loss or gradient; stopped at step %lld and not saved, %s; "
         "hint: %s",
         MAX_BAD_STEPS, (long long)step, training_what_stands(t, stands, sizeof stands), hint);

@@ -43,10 +43,17 @@ sums "$work/good" >"$work/after"
 failed_with "diverged at the end" '^error: checkpoint of step 8 not saved: .* diverged.* earlier checkpoints stand, up to step 6$'
 check "diverged at the end: all checkpoints stand, and no other" cmp -s "$work/before" "$work/after"
 
-run $tiny $quiet --steps 200 --save-every 1 --keep 3 --lr 100 --weight-decay 100 --resume --restarts 2 --out "$work/good"
-check "diverged, with restarts: exit code $status, expected 1" [ "$status" -eq 1 ]
-check "diverged, with restarts: it is not started again" [ "$(grep -c '^no restart: the same steps' "$work/err") $(grep -c '^restart ' "$work/err")" = '1 0' ]
-check "diverged, with restarts: one error" [ "$(grep -c '^error: 3 steps in a row' "$work/err")" -eq 1 ]
+# not_again NAME ERROR FLAG...: diverged, with restarts, of which none is made.
+not_again() {
+    name=$1 error=$2
+    shift 2
+    run $tiny $quiet --lr 100 --weight-decay 100 --keep 3 --resume --restarts 2 --out "$work/good" "$@"
+    check "$name, with restarts: exit code $status, expected 1" [ "$status" -eq 1 ]
+    check "$name, with restarts: it is not started again" [ "$(grep -c '^no restart: the same steps' "$work/err") $(grep -c '^restart ' "$work/err")" = '1 0' ]
+    check "$name, with restarts: one error" [ "$(grep -c '^error: ' "$work/err") $(grep -c "^error: $error" "$work/err")" = '1 1' ]
+}
+not_again diverged '3 steps in a row' --steps 200 --save-every 1
+not_again "diverged at the end" 'checkpoint of step 8 not saved: .* diverged' --steps 8 --save-every 100
 
 # ---- weights that are NaN ----
 mkdir "$work/nan"

@@ -54,11 +54,6 @@ template <int NH> struct AttentionShared {
     }
 };
 
-template <int NH> static constexpr int shared_size() {
-    static_assert(sizeof(AttentionShared<NH>) <= ROWS_SHARED_LIMIT, "room for a norm");
-    return sizeof(AttentionShared<NH>);
-}
-
 /* ---- a row's attention, by a warp ---- */
 
 /* Where the cached keys that a row sees begin, and how many there are. Positions and begins are read before wait_early: between
@@ -248,6 +243,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) rows_attention_kernel(RowsArg
 #ifdef SM90_BODY
     typedef AttentionShared<NH> S;
     constexpr int C = NH * HD, OWN_ROWS_BYTES = X_BYTES / CLUSTER;
+    static_assert(sizeof(S) <= ROWS_SHARED_LIMIT, "room for a norm");
     S &s = shared_memory<S>();
     const int rank = cluster_rank(), head = blockIdx.y / ROWS_BLOCKS,
               row0 = blockIdx.y % ROWS_BLOCKS / CLUSTER * ROWS;
@@ -298,16 +294,14 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) rows_attention_kernel(RowsArg
 #endif
 }
 
-static RowsLaunch launch_of(int NH) {
-    static void (*const kernels[])(RowsArgs, DecodeLayer) = FOR_HEADS(rows_attention_kernel);
-    static const int bytes[] = FOR_SIZES(shared_size);
-    return {kernels[NH / 4 - 1], CLUSTER, bytes[NH / 4 - 1]};
-}
+template <int NH>
+static constexpr RowsLaunch launch = {rows_attention_kernel<NH>, CLUSTER, sizeof(AttentionShared<NH>)};
+static const RowsLaunch launches[] = FOR_HEADS(launch);
 
 bool rows_attention_fits(int NH) {
-    return run_at_once(launch_of(NH), NH);
+    return run_at_once(launches, NH);
 }
 
 void rows_attention(const RowsArgs &a, const DecodeLayer &layer) {
-    launch_rows("rows_attention", launch_of(a.NH), a, layer);
+    launch_rows("rows_attention", launches, a, layer);
 }

@@ -14,11 +14,12 @@ enum {
     ROWS_OF_BLOCK = ROWS_MAX / ROWS_BLOCKS
 };
 
-/* A kernel for each number of heads that is served, 4, 8 and 12, and what a function says of each. */
-#define FOR_HEADS(kernel)                                                                                    \
-    { kernel<4>, kernel<8>, kernel<12> }
-#define FOR_SIZES(function)                                                                                  \
-    { function<4>(), function<8>(), function<12>() }
+/* A template's instances for each number of heads that is served, 4, 8 and 12, and which of them is that of NH. */
+#define FOR_HEADS(name)                                                                                      \
+    { name<4>, name<8>, name<12> }
+inline int heads_index(int NH) {
+    return NH / 4 - 1;
+}
 
 /* Of a block's shared memory: a norm's block runs beside it. It begins at a multiple of 1024, as there is no other. */
 enum { ROWS_SHARED_LIMIT = SM90_SHARED_LIMIT - 1408 };
@@ -172,10 +173,13 @@ typedef struct RowsLaunch {
     int cluster, bytes;
 } RowsLaunch;
 
-inline bool run_at_once(const RowsLaunch &of, int NH) {
+/* Also lets the kernel have its shared memory. launches: FOR_HEADS. */
+inline bool run_at_once(const RowsLaunch *launches, int NH) {
+    const RowsLaunch &of = launches[heads_index(NH)];
     return clusters_at_once(of.kernel, of.cluster, ROWS_THREADS, of.bytes) * of.cluster >= NH * ROWS_BLOCKS;
 }
-inline void launch_rows(const char *name, const RowsLaunch &of, const RowsArgs &a, const DecodeLayer &layer) {
-    CUDA_CHECK(cudaFuncSetAttribute(of.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, of.bytes));
+inline void launch_rows(const char *name, const RowsLaunch *launches, const RowsArgs &a,
+                        const DecodeLayer &layer) {
+    const RowsLaunch &of = launches[heads_index(a.NH)];
     launch_early(name, of.kernel, dim3(1, a.NH * ROWS_BLOCKS), ROWS_THREADS, of.bytes, of.cluster, a, layer);
 }

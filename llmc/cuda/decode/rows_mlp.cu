@@ -24,11 +24,6 @@ template <int NH> struct MlpShared {
     uint64_t x_full[NH], hidden_full;
 };
 
-template <int NH> static constexpr int shared_size() {
-    static_assert(sizeof(MlpShared<NH>) <= ROWS_SHARED_LIMIT, "room for a norm");
-    return sizeof(MlpShared<NH>);
-}
-
 /* The block's hidden channels, by the first warpgroup: to all blocks. */
 template <int NH>
 __device__ __forceinline__ void make_hidden(MlpShared<NH> &s, const float2 (&bias)[OWN / 8]) {
@@ -61,6 +56,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) rows_mlp_kernel(RowsArgs a, D
 #ifdef SM90_BODY
     typedef MlpShared<NH> S;
     constexpr int C = NH * DECODE_HD;
+    static_assert(sizeof(S) <= ROWS_SHARED_LIMIT, "room for a norm");
     S &s = shared_memory<S>();
     const int first = blockIdx.y * OWN; /* of the hidden channels */
     if (threadIdx.x == 0) {
@@ -91,16 +87,13 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) rows_mlp_kernel(RowsArgs a, D
 #endif
 }
 
-static RowsLaunch launch_of(int NH) {
-    static void (*const kernels[])(RowsArgs, DecodeLayer) = FOR_HEADS(rows_mlp_kernel);
-    static const int bytes[] = FOR_SIZES(shared_size);
-    return {kernels[NH / 4 - 1], CLUSTER, bytes[NH / 4 - 1]};
-}
+template <int NH> static constexpr RowsLaunch launch = {rows_mlp_kernel<NH>, CLUSTER, sizeof(MlpShared<NH>)};
+static const RowsLaunch launches[] = FOR_HEADS(launch);
 
 bool rows_mlp_fits(int NH) {
-    return run_at_once(launch_of(NH), NH);
+    return run_at_once(launches, NH);
 }
 
 void rows_mlp(const RowsArgs &a, const DecodeLayer &layer) {
-    launch_rows("rows_mlp", launch_of(a.NH), a, layer);
+    launch_rows("rows_mlp", launches, a, layer);
 }

@@ -101,8 +101,9 @@ template <int NH> __global__ void __launch_bounds__(NH *DECODE_HD / 4 * SHARE) r
 
 void rows_norm(const RowsArgs &a, const bf16 *part_bias, const bf16 *weight, const bf16 *bias, bf16 *out) {
     static void (*const kernels[])(NormArgs) = FOR_HEADS(rows_norm_kernel);
-    CUDA_CHECK(cudaFuncSetAttribute(kernels[a.NH / 4 - 1], cudaFuncAttributePreferredSharedMemoryCarveout,
+    void (*const kernel)(NormArgs) = kernels[heads_index(a.NH)];
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                     (int)cudaSharedmemCarveoutMaxShared));
-    launch_early("rows_norm", kernels[a.NH / 4 - 1], dim3(a.B), a.NH * DECODE_HD / 4 * SHARE, 0, 1,
+    launch_early("rows_norm", kernel, dim3(a.B), a.NH * DECODE_HD / 4 * SHARE, 0, 1,
                  NormArgs{a, part_bias, weight, bias, out});
 }

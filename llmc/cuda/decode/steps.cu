@@ -43,7 +43,7 @@ static bool need(Reading *r, bool condition) {
     return r->good;
 }
 
-/* The next step, which makes what is made then; the caller looks at what it takes. */
+/* The next step, which makes what is made then. */
 static const Step *take(Reading *r, StepKind kind) {
     if (!need(r, r->next < r->end && r->next->kind == kind)) return NULL;
     const Step *step = r->next++;
@@ -52,11 +52,17 @@ static const Step *take(Reading *r, StepKind kind) {
     return step;
 }
 
+/* The same of one that takes what is made now. */
+static const Step *take_made(Reading *r, StepKind kind) {
+    const void *made = r->made;
+    const Step *step = take(r, kind);
+    return step && need(r, step->in == made) ? step : NULL;
+}
+
 static void take_linear(Reading *r, int OC, int IC, bool gelu, const bf16 **weight, const bf16 **bias) {
-    const void *in = r->made;
-    const Step *linear = take(r, STEP_LINEAR);
-    if (!linear || !need(r, linear->in == in && linear->OC == OC && linear->IC == IC &&
-                                linear->gelu == gelu && linear->bias))
+    const Step *linear = take_made(r, STEP_LINEAR);
+    if (!linear ||
+        !need(r, linear->OC == OC && linear->IC == IC && linear->gelu == gelu && linear->bias != NULL))
         return;
     *weight = (const bf16 *)linear->weight;
     *bias = (const bf16 *)linear->bias;
@@ -76,10 +82,9 @@ static const Step *take_norm(Reading *r, const bf16 **weight, const bf16 **bias)
 }
 
 static void take_attention(Reading *r, DecodeLayer *layer) {
-    const void *in = r->made;
-    const Step *a = take(r, STEP_ATTENTION);
+    const Step *a = take_made(r, STEP_ATTENTION);
     TokenArgs *args = &r->args;
-    if (!a || !need(r, a->in == in && a->HD == DECODE_HD && a->NH * a->HD == args->C)) return;
+    if (!a || !need(r, a->HD == DECODE_HD && a->NH * a->HD == args->C)) return;
     need(r, a->positions == args->positions && a->T <= DECODE_MAX_T);
     need(r, args->n_layers == 0 || (a->begins == args->begins && a->window == args->window && a->T == r->T));
     r->T = a->T;
@@ -107,9 +112,8 @@ static void take_layer(Reading *r) {
 static void take_head(Reading *r) {
     TokenArgs *args = &r->args;
     r->last_norm = take_norm(r, &args->ln_f_weight, &args->ln_f_bias);
-    const void *in = r->made;
-    const Step *head = take(r, STEP_LINEAR);
-    if (!head || !need(r, head->in == in && head->IC == args->C && !head->bias && !head->gelu)) return;
+    const Step *head = take_made(r, STEP_LINEAR);
+    if (!head || !need(r, head->IC == args->C && !head->bias && !head->gelu)) return;
     args->head_weight = (const bf16 *)head->weight;
     args->logits = (bf16 *)head->out;
     args->V = head->OC;
@@ -129,19 +133,17 @@ static void read_steps(Reading *r) {
     while (r->good && r->end - r->next > HEAD_STEPS) take_layer(r);
     if (!need(r, r->args.n_layers > 0)) return;
     take_head(r);
-    const void *in = r->made;
-    r->draw = take(r, STEP_DRAW);
-    need(r, r->draw && r->draw->in == in && r->next == r->end);
+    r->draw = take_made(r, STEP_DRAW);
+    need(r, r->draw && r->next == r->end);
 }
 
 /* ---- its kernels ---- */
 
 struct DecodeStep {
-    int64_t rows;
     void *memory;
     DrawArgs draw;
     TokenArgs token; /* of one sequence */
-    /* of more */
+    /* of more; else many.B is 0 */
     RowsArgs many;
     Step embedding, last_norm, head;
     int n_layers;
@@ -194,7 +196,6 @@ static DecodeStep *make_step(const Reading *r) {
     if (!(one ? token_fits(r->args.NH) : rows_fit(r->rows, r->args.NH))) return NULL;
     DecodeStep *step = (DecodeStep *)calloc(1, sizeof *step);
     if (!step) return NULL;
-    step->rows = r->rows;
     step->draw = r->draw->draw;
     if (one ? make_token(step, r) : make_rows(step, r)) return step;
     free(step);
@@ -238,11 +239,11 @@ static void launch_many(const DecodeStep *step) {
 }
 
 bool decode_step_is_graph(const DecodeStep *step) {
-    return step->rows > 1;
+    return step->many.B > 0;
 }
 
 void decode_step_launch(DecodeStep *step) {
-    if (step->rows > 1) {
+    if (step->many.B) {
         launch_many(step);
     } else {
         step->token.launch++;
@@ -252,7 +253,7 @@ void decode_step_launch(DecodeStep *step) {
 }
 
 const char *decode_step_name(const DecodeStep *step) {
-    return step->rows > 1 ? "rows_attention" : "token_kernel";
+    return step->many.B ? "rows_attention" : "token_kernel";
 }
 
 void decode_step_free(DecodeStep *step) {

@@ -31,12 +31,13 @@ static const struct {
     {64,   61,    1, 2,  64,   0,   NONE, 60,   1,  NULL}, /* head size 32 */
     {1200, 61,    1, 1,  64,   0,   NONE, 1050, 1,  NULL}, /* nine pieces */
     {64,   61,    2, 4,  256,  0,   NONE, 150,  9,  ROWS}, /* slides */
+    {600,  300,   2, 8,  512,  0,   NONE, 590,  3,  ROWS}, /* four warps have a row */
     {300,  300,   2, 4,  256,  150, NONE, 290,  17, ROWS},
     {300,  300,   2, 8,  512,  0,   0,    290,  40, ROWS},
     {200,  50257, 2, 12, 768,  0,   NONE, 190,  64, ROWS},
     {1024, 500,   2, 12, 768,  0,   NONE, 1023, 33, ROWS}, /* all keys */
     {128,  300,   1, 12, 768,  0,   NONE, 120,  63, ROWS},
-    {64,   61,    1, 4,  256,  0,   NONE, 60,   8,  NULL}, /* too few */
+    {64,   61,    1, 4,  256,  0,   NONE, 60,   2,  NULL}, /* too few */
     {64,   61,    1, 6,  384,  0,   NONE, 60,   16, NULL}, /* no kernel for six heads */
     {64,   61,    1, 16, 1024, 0,   NONE, 60,   16, NULL}, /* more blocks than run at once */
     {1200, 61,    1, 4,  256,  0,   NONE, 1050, 16, NULL}, /* too long a cache */
@@ -150,7 +151,7 @@ static float worst_of_texts(GPT2 *model, const Tokens *texts, int n, int k, floa
 
 /* What a sample is must not depend on how many are beside it, with the same kernels. */
 static void test_alone(GPT2 *model, const Tokens *texts, size_t i, float temperature) {
-    enum { FEWEST = 9 };
+    enum { FEWEST = 3 };
     static Tokens few[FEWEST];
     draw_texts(model, few, FEWEST, rows[i].n_tokens, true, temperature);
     CHECK(same_texts(texts, few, FEWEST), "row %zu, temperature %g: other texts beside fewer", i,
@@ -159,7 +160,8 @@ static void test_alone(GPT2 *model, const Tokens *texts, size_t i, float tempera
         CHECK(same_texts(texts, &texts[b], 1), "row %zu: sample %d is another text than the first", i, b);
 }
 
-static void test_text(const Ops *ops, size_t i, float temperature) {
+/* worst: how far a token lies below the best ones by launches, at most, also at another temperature. */
+static void test_text(const Ops *ops, size_t i, float temperature, float *worst) {
     static Tokens texts[MAX_SAMPLES], again[MAX_SAMPLES], launches[MAX_SAMPLES];
     GPT2Config config = {.max_seq_len = rows[i].T,
                          .vocab_size = rows[i].V,
@@ -192,13 +194,13 @@ static void test_text(const Ops *ops, size_t i, float temperature) {
     draw_texts(&model, again, n, length, true, temperature);
     CHECK(same_texts(texts, again, n), "row %zu: other texts the second time", i);
     if (rows[i].kernel && n > 1) test_alone(&model, texts, i, temperature);
-    const float by_launches = worst_of_texts(&model, launches, n, k, &largest),
-                by_kernels = worst_of_texts(&model, texts, n, k, &largest),
+    *worst = fmaxf(*worst, worst_of_texts(&model, launches, n, k, &largest));
+    const float by_kernels = worst_of_texts(&model, texts, n, k, &largest),
                 rounding = largest / 128; /* to bf16, twice */
     CHECK(isfinite(largest), "row %zu: logits are not finite", i);
-    CHECK(by_kernels <= 2 * by_launches + rounding,
+    CHECK(by_kernels <= 2 * *worst + rounding,
           "row %zu, temperature %g: a token is %g below the best ones, by launches %g, rounding explains %g",
-          i, (double)temperature, (double)by_kernels, (double)by_launches, (double)rounding);
+          i, (double)temperature, (double)by_kernels, (double)*worst, (double)rounding);
     gpt2_close(&model);
 }
 
@@ -216,8 +218,9 @@ int main(int argc, char **argv) {
         return check_finish("token");
     }
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        test_text(ops_cuda_bf16, i, 0);
-        test_text(ops_cuda_bf16, i, 1);
+        float worst = 0;
+        test_text(ops_cuda_bf16, i, 1, &worst);
+        test_text(ops_cuda_bf16, i, 0, &worst);
     }
     return check_finish("token");
 }

@@ -9,6 +9,7 @@
 enum { MAX_SAMPLES = 64 };
 
 #define ONE "token_kernel"
+#define WIDE "token_wide_kernel"
 #define ROWS "rows_attention"
 
 /* What is drawn from which model, and the last kernel that runs; NULL: one of the launches. document_end: the token between
@@ -27,7 +28,12 @@ static const struct {
     {200,  50257, 2, 12, 768,  0,   NONE, 190,  1,  ONE },
     {1024, 4000,  1, 15, 960,  0,   NONE, 300,  1,  ONE },
     {1024, 500,   3, 5,  320,  0,   NONE, 1023, 1,  ONE }, /* all keys */
-    {1024, 1000,  1, 25, 1600, 0,   NONE, 800,  1,  NULL}, /* more heads than clusters */
+    {128,  300,   3, 16, 1024, 0,   NONE, 500,  1,  WIDE}, /* more heads than clusters of eight; slides */
+    {400,  300,   2, 17, 1088, 150, NONE, 390,  1,  WIDE},
+    {400,  300,   2, 20, 1280, 0,   0,    390,  1,  WIDE},
+    {1024, 1000,  3, 25, 1600, 0,   NONE, 1023, 1,  WIDE}, /* all keys */
+    {200,  50257, 1, 30, 1920, 0,   NONE, 190,  1,  WIDE},
+    {64,   61,    1, 31, 1984, 0,   NONE, 60,   1,  NULL}, /* more heads than clusters of four */
     {64,   61,    1, 2,  64,   0,   NONE, 60,   1,  NULL}, /* head size 32 */
     {1200, 61,    1, 1,  64,   0,   NONE, 1050, 1,  NULL}, /* nine pieces */
     {64,   61,    2, 4,  256,  0,   NONE, 150,  9,  ROWS}, /* slides */
@@ -183,7 +189,7 @@ static void test_text(const Ops *ops, size_t i, float temperature, float *worst)
     draw_texts(&model, launches, n, length, false, temperature);
     draw_texts(&model, texts, n, length, true, temperature);
     const char *const last = ops->kernel_ran(), *ran = last ? last : "none";
-    const bool is_own = !strcmp(ran, ONE) || !strcmp(ran, ROWS);
+    const bool is_own = !strcmp(ran, ONE) || !strcmp(ran, WIDE) || !strcmp(ran, ROWS);
     CHECK(rows[i].kernel ? !strcmp(ran, rows[i].kernel) : !is_own, "row %zu: the last kernel was %s", i, ran);
     for (int b = 0; b < n; b++)
         CHECK(texts[b].n == length && launches[b].n == length, "row %zu: %d and %d of %d tokens", i,

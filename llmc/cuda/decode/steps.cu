@@ -142,7 +142,9 @@ static void read_steps(Reading *r) {
 struct DecodeStep {
     void *memory;
     DrawArgs draw;
-    TokenArgs token; /* of one sequence */
+    /* of one sequence */
+    TokenArgs token;
+    bool is_wide;
     /* of more; else many.B is 0 */
     RowsArgs many;
     Step embedding, last_norm, head;
@@ -193,9 +195,11 @@ static bool make_rows(DecodeStep *step, const Reading *r) {
 
 static DecodeStep *make_step(const Reading *r) {
     const bool one = r->rows == 1;
-    if (!(one ? token_fits(r->args.NH) : rows_fit(r->rows, r->args.NH))) return NULL;
+    const bool narrow = one && token_fits(r->args.NH);
+    if (!(one ? narrow || token_wide_fits(r->args.NH) : rows_fit(r->rows, r->args.NH))) return NULL;
     DecodeStep *step = (DecodeStep *)calloc(1, sizeof *step);
     if (!step) return NULL;
+    step->is_wide = !narrow;
     step->draw = r->draw->draw;
     if (one ? make_token(step, r) : make_rows(step, r)) return step;
     free(step);
@@ -247,13 +251,13 @@ void decode_step_launch(DecodeStep *step) {
         launch_many(step);
     } else {
         step->token.launch++;
-        token_launch(step->token);
+        (step->is_wide ? token_wide_launch : token_launch)(step->token);
         draw_tokens<bf16>(&step->draw);
     }
 }
 
 const char *decode_step_name(const DecodeStep *step) {
-    return step->many.B ? "rows_attention" : "token_kernel";
+    return step->many.B ? "rows_attention" : step->is_wide ? "token_wide_kernel" : "token_kernel";
 }
 
 void decode_step_free(DecodeStep *step) {

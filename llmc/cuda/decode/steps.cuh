@@ -1,4 +1,4 @@
-/* A decoding step of one sequence as one kernel (token.cu), of more as three kernels for a layer (rows.cuh).
+/* A decoding step of one sequence as one kernel (token.cu, token_wide.cu), of more as three kernels for a layer (rows.cuh).
  *
  * While a graph is captured, the ops that decoding calls also put down what they were asked: a list of steps. Where the list
  * is all that was captured, and is of a form that these kernels know, they are launched in its place; else the launches are

@@ -17,14 +17,10 @@
  * to the others of its cluster, and each block has the norm to itself.
  *
  * Values are rounded where the launches round them, but sums have another order: the last bits are not theirs. */
-#include "llmc/cuda/attention/generic/decode_piece.cuh"
-#include "llmc/cuda/attention/launch.cuh"
 #include "llmc/cuda/device/at_once.cuh"
 #include "llmc/cuda/device/early.cuh"
 #include "llmc/cuda/ops/gelu.cuh"
-#include "llmc/cuda/ops/layernorm.cuh"
 #include "token_loaders.cuh"
-#include "token_sums.cuh"
 
 /* ---- the warps that compute ---- */
 
@@ -34,8 +30,7 @@ template <int VECS> struct Warp {
         PROJ_ROWS = 4 * VECS, /* of a warp, NH or more */
         SCORE_LANES = 4,      /* of a key whose score is made, 16 channels each */
         SCORE_KEYS = WARP_SIZE / SCORE_LANES,
-        SCORE_ROUNDS = BLOCK_KEYS / WARPS / SCORE_KEYS,
-        VALUE_ROUNDS = BLOCK_KEYS / WARP_SIZE /* a lane has a key, eight channels of its value, the warp's */
+        SCORE_ROUNDS = BLOCK_KEYS / WARPS / SCORE_KEYS
     };
     const TokenArgs &a;
     Shared &s;
@@ -67,12 +62,6 @@ template <int VECS> struct Warp {
         return v * ROUND + lane * 8;
     }
 
-    /* All that is sent to this block for the n-th time. */
-    __device__ __forceinline__ void wait_sent(uint64_t *full, int bytes, int n) const {
-        if (threadIdx.x == 0) mbarrier_arrive_expect_tx(shared_address(full), bytes);
-        mbarrier_wait(shared_address(full), n & 1);
-    }
-
     /* ---- the residual stream ---- */
 
     __device__ __forceinline__ int own_channel() const {
@@ -90,7 +79,7 @@ template <int VECS> struct Warp {
         if (lane >= a.NH) return;
         do sum = load_relaxed_8(from);
         while (!has_all(sum, a.NH));
-        x = rounded(x + rounded(value_of(sum, a.NH)));
+        x = rounded(x + rounded(value_of<UNIT_BITS>(sum, a.NH)));
     }
     /* To all blocks of the cluster, by one instruction. */
     __device__ __forceinline__ void send_stream() const {
@@ -101,8 +90,8 @@ template <int VECS> struct Warp {
         for (int k = 0; k < 4; k++) four[k] = __shfl_sync(0xffffffffu, x, 4 * piece + k);
         if (to < CLUSTER)
             send(&s.x[(rank * WARPS + warp) * PROJ_ROWS + 4 * piece],
-                 make_uint2(cvt_bf16x2(four[0], four[1]), cvt_bf16x2(four[2], four[3])), to_block(to),
-                 &s.x_full);
+                 make_uint2(cvt_bf16x2(four[0], four[1]), cvt_bf16x2(four[2], four[3])),
+                 to_block<CLUSTER>(to), &s.x_full);
     }
 
     /* ---- norms: a thread has four channels ---- */
@@ -130,22 +119,10 @@ template <int VECS> struct Warp {
             sum = (z[0] + z[1]) + (z[2] + z[3]);
             squares = fmaf(z[0], z[0], z[1] * z[1]) + fmaf(z[2], z[2], z[3] * z[3]);
         }
-        sum = warp_sum(sum);
-        squares = warp_sum(squares);
-        if (lane == 0) s.statistics[warp] = {sum, squares};
-        named_barrier_sync<THREADS>(1);
-        sum = squares = 0;
+        const float2 row = row_statistics<WARPS>(s, sum, squares, of_C);
+        pivot += row.x;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            const float2 of_warp = s.statistics[w];
-            sum += of_warp.x;
-            squares += of_warp.y;
-        }
-        const float deviation = sum * of_C,
-                    rstd = rsqrtf(squares * of_C - deviation * deviation + LAYERNORM_EPSILON);
-        pivot += deviation;
-#pragma unroll
-        for (int k = 0; k < 4; k++) z[k] = (z[k] - deviation) * rstd * norm.weight[k] + norm.bias[k];
+        for (int k = 0; k < 4; k++) z[k] = (z[k] - row.x) * row.y * norm.weight[k] + norm.bias[k];
         if (c < a.C)
             *reinterpret_cast<uint2 *>(&s.normed[c]) =
                 make_uint2(cvt_bf16x2(z[0], z[1]), cvt_bf16x2(z[2], z[3]));
@@ -207,7 +184,7 @@ template <int VECS> struct Warp {
         const float sum = sum_rows(part) + bias;
         const int row = summed_row<PROJ_ROWS>();
         if (row >= 0 && row < a.NH && lane % lanes_of_row(PROJ_ROWS) == 0)
-            add_part(sums + (int64_t)i * a.C + rank * (a.C / CLUSTER) + warp * a.NH + row, sum);
+            add_part<UNIT_BITS>(sums + (int64_t)i * a.C + rank * (a.C / CLUSTER) + warp * a.NH + row, sum);
     }
 
     /* ---- attention: the blocks of the cluster take turns by key ---- */
@@ -237,14 +214,9 @@ template <int VECS> struct Warp {
             for (int i = 0; i < 2; i++)
                 keys.loaded[r][i] = ld_global_once_if(
                     is_cached(score_key(r)), key_at(l, score_key(r)) + lane % SCORE_LANES * 16 + 8 * i);
-        const int piece = threadIdx.x % 8;
-#pragma unroll
-        for (int i = 0; i < BLOCK_KEYS * 8 / THREADS; i++) {
-            const int row = i * (THREADS / 8) + threadIdx.x / 8, key = row * CLUSTER + rank;
-            if (key != position) /* keep_new's */
-                cp_async_16(shared_address(&s.values[row][piece ^ row % 8]),
-                            key_at(l, is_cached(key) ? key : 0) + a.C + 8 * piece, is_cached(key));
-        }
+        load_values<CLUSTER, THREADS>(
+            s, a.C, position, [&](int key) { return is_cached(key); },
+            [&](int key) { return key_at(l, key); });
         cp_async_commit();
     }
     static __device__ __forceinline__ void unpack_keys(Keys &keys) {
@@ -257,34 +229,12 @@ template <int VECS> struct Warp {
             }
     }
 
-    static __device__ __forceinline__ int place_of(int channel) {
-        return channel + channel / 16;
-    }
     /* Lanes 0 to 7 have q's channel, the next ones k's and v's. */
     __device__ __forceinline__ void send_qkv(float q) const {
         const float k = __shfl_down_sync(0xffffffffu, q, 8), v = __shfl_down_sync(0xffffffffu, q, 16);
         if (lane < CLUSTER)
             send(&s.qkv[place_of(rank * QKV_ROWS + warp)], make_uint2(cvt_bf16x2(q, k), cvt_bf16x2(v, 0)),
-                 to_block(lane), &s.qkv_full);
-    }
-    /* Eight bf16, each of the lower or the upper half of a word. */
-    template <bool UPPER, typename F> static __device__ __forceinline__ int4 pack(F word) {
-        uint32_t w[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) w[i] = __byte_perm(word(2 * i), word(2 * i + 1), UPPER ? 0x7632 : 0x5410);
-        return make_int4((int)w[0], (int)w[1], (int)w[2], (int)w[3]);
-    }
-
-    /* The new key and value to the cache, and the value to the others. */
-    __device__ __forceinline__ void keep_new(int l) const {
-        const int piece = threadIdx.x % 8, row = position / CLUSTER;
-        if (threadIdx.x >= 16 || position % CLUSTER != rank) return;
-        const uint2 *of_piece = &s.qkv[place_of(8 * piece)];
-        int4 *at = reinterpret_cast<int4 *>(key_at(l, position) + threadIdx.x / 8 * a.C) + piece;
-        if (threadIdx.x < 8)
-            *at = pack<true>([&](int k) { return of_piece[k].x; });
-        else
-            *at = s.values[row][piece ^ row % 8] = pack<false>([&](int k) { return of_piece[k].y; });
+                 to_block<CLUSTER>(lane), &s.qkv_full);
     }
     /* The block's scores. */
     __device__ __forceinline__ void score(const Keys &keys) const {
@@ -312,42 +262,6 @@ template <int VECS> struct Warp {
                 s.scores[key / CLUSTER] =
                     key >= key_begin && key <= position ? x * (LOG2E / 8) /* sqrt(HD) */ : NO_SCORE;
         }
-    }
-    static __device__ __forceinline__ float warp_max_at_once(float x) {
-        const int bits = __float_as_int(x), ordered = bits ^ (bits >> 31 & 0x7fffffff);
-        const int max = __reduce_max_sync(0xffffffffu, ordered);
-        return __int_as_float(max ^ (max >> 31 & 0x7fffffff));
-    }
-    /* The values by the softmax of the block's scores: this warp's channels, to all blocks of the cluster. */
-    __device__ __forceinline__ void weigh() const {
-        float p[VALUE_ROUNDS], o[8] = {}, sum = 0;
-#pragma unroll
-        for (int r = 0; r < VALUE_ROUNDS; r++) p[r] = s.scores[r * WARP_SIZE + lane];
-        static_assert(VALUE_ROUNDS == 4, "the maximum of four");
-        const float max = warp_max_at_once(fmaxf(fmaxf(p[0], p[1]), fmaxf(p[2], p[3])));
-#pragma unroll
-        for (int r = 0; r < VALUE_ROUNDS; r++) {
-            const int row = r * WARP_SIZE + lane;
-            const int4 value = s.values[row][warp ^ row % 8];
-            p[r] = p[r] == NO_SCORE ? 0.0f : ex2(p[r] - max);
-            sum += p[r];
-            float v[8];
-            to_floats(v, value);
-#pragma unroll
-            for (int k = 0; k < 8; k++) o[k] = fmaf(p[r], v[k], o[k]);
-        }
-        sum = warp_sum(sum);
-        const float channel = sum_rows(o) * (sum > 0 ? rcp(sum) : 0.0f); /* lane / 4 */
-        const int half = lane % 2 * 16, to = to_block(lane / 2);
-        const int bits = __float_as_int(channel);
-        const int4 four =
-            make_int4(__shfl_sync(0xffffffffu, bits, half), __shfl_sync(0xffffffffu, bits, half + 4),
-                      __shfl_sync(0xffffffffu, bits, half + 8), __shfl_sync(0xffffffffu, bits, half + 12));
-        if (lane < 2 * CLUSTER) send(&s.parts[rank][8 * warp + lane % 2 * 4], four, to, &s.parts_full);
-        if (warp == 0 && lane < CLUSTER)
-            send(&s.weights_of_parts[rank],
-                 make_int4(__float_as_int(sum > 0 ? max + lg2(sum) : NO_SCORE), 0, 0, 0), to_block(lane),
-                 &s.parts_full);
     }
     /* Two channels of attention's output. */
     __device__ __forceinline__ float2 joined() const {
@@ -394,10 +308,10 @@ template <int VECS> struct Warp {
         unpack_keys(keys);
         wait_sent(&s.qkv_full, HD * (int)sizeof(uint2), l);
         cp_async_wait<0>();
-        keep_new(l);
+        keep_new<CLUSTER>(s, a.C, position, key_at(l, position));
         score(keys);
         named_barrier_sync<THREADS>(1);
-        weigh();
+        weigh<CLUSTER>(s, [](int) { return true; });
         float part[PROJ_ROWS];
         wait_sent(&s.parts_full, (int)(sizeof s.parts + sizeof s.weights_of_parts), l);
         const float2 o = joined();
@@ -447,8 +361,8 @@ template <int VECS> struct Warp {
             const uint32_t pair = cvt_bf16x2(h, __shfl_down_sync(0xffffffffu, h, 8)),
                            next = __shfl_down_sync(0xffffffffu, pair, 16);
             if (lane < CLUSTER)
-                send(&s.hidden[rank * FC_ROWS + warp * WARP_FC_ROWS], make_uint2(pair, next), to_block(lane),
-                     &s.hidden_full);
+                send(&s.hidden[rank * FC_ROWS + warp * WARP_FC_ROWS], make_uint2(pair, next),
+                     to_block<CLUSTER>(lane), &s.hidden_full);
         }
         if (VECS == 4) proj_bias = take_mlp_proj(rows, l);
         float part[PROJ_ROWS], w[PROJ_ROWS][8];
@@ -502,13 +416,6 @@ template <int VECS> struct Warp {
 
 /* ---- the kernel ---- */
 
-/* The other set is the next launch's. The one before has ended, as wait_early says. */
-__device__ __forceinline__ void clear_sums(const TokenArgs &a) {
-    const int64_t n = token_sums(a.n_layers, a.C) / 2;
-    uint64_t *next = a.sums + (~a.launch & 1) * n;
-    for (int64_t i = blockIdx.y * THREADS + threadIdx.x; i < n; i += gridDim.y * THREADS) next[i] = 0;
-}
-
 template <int VECS> __global__ void __launch_bounds__(BLOCK_THREADS, 1) token_kernel(TokenArgs a) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) char memory[];
@@ -532,7 +439,7 @@ template <int VECS> __global__ void __launch_bounds__(BLOCK_THREADS, 1) token_ke
     } else {
         setmaxnreg_inc<216>();
         wait_early();
-        clear_sums(a);
+        clear_sums(a, THREADS);
         Warp<VECS>(a, s).run();
     }
 #endif

@@ -1,4 +1,4 @@
-/* The kernel of token.cu and what it is told. */
+/* The kernels of a token, and what they are told. */
 #pragma once
 #include "layer.cuh"
 #include "steps.cuh"
@@ -13,13 +13,16 @@ typedef struct TokenArgs {
     uint32_t launch; /* how many there were, with this one */
 } TokenArgs;
 
-enum { TOKEN_MAX_NH = 16 };
+enum { TOKEN_MAX_NH = 16, WIDE_MIN_NH = 13, WIDE_MAX_NH = 30 };
 
 /* Two sets, for launches in turn, each with C words for both sums of a layer. */
 __host__ __device__ inline int64_t token_sums(int n_layers, int C) {
     return (int64_t)2 * 2 * n_layers * C;
 }
 
+/* Blocks of 8 for each head (token.cu), and of 4 (token_wide.cu). */
 void token_launch(const TokenArgs &args);
+void token_wide_launch(const TokenArgs &args);
 /* Whether all blocks run at once, with a cluster for each head. */
 bool token_fits(int NH);
+bool token_wide_fits(int NH);

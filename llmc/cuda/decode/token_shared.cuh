@@ -1,7 +1,6 @@
-/* What a block of token.cu has in shared memory, and how blocks of a cluster write into each other's. */
+/* What a block of token.cu has in shared memory. */
 #pragma once
-#include "llmc/cuda/ptx/sm90.cuh"
-#include "token.cuh"
+#include "token_cluster.cuh"
 
 enum {
     HD = DECODE_HD,
@@ -48,8 +47,6 @@ struct Shared {
     alignas(128) char weights[];
 };
 
-static constexpr float NO_SCORE = -1e30f; /* of no key: -inf from itself would be NaN */
-
 static constexpr size_t shared_bytes(int C) {
     return sizeof(Shared) + (size_t)3 * 64 * C;
 }
@@ -74,16 +71,3 @@ struct HeadRows {
     /* FC_ROWS at a time */
     __device__ __forceinline__ int n_tiles() const { return ceil_div(end - first, (int)FC_ROWS); }
 };
-
-/* ---- what the blocks of a cluster send to each other ---- */
-
-/* The i-th block that this one sends to: for each block another one. */
-__device__ __forceinline__ int to_block(int i) {
-    return (i + (int)cluster_rank()) % CLUSTER;
-}
-__device__ __forceinline__ void send(const void *at, uint2 x, int to, const uint64_t *full) {
-    store_async_8(cluster_address(shared_address(at), to), x, cluster_address(shared_address(full), to));
-}
-__device__ __forceinline__ void send(const void *at, int4 x, int to, const uint64_t *full) {
-    store_async_16(cluster_address(shared_address(at), to), x, cluster_address(shared_address(full), to));
-}

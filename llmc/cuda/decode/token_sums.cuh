@@ -10,26 +10,34 @@
  * with the full count has the sum. Integers add up to the same in any order. From bit 0 on: the sum, how many parts were
  * too large or NaN, how many there are. */
 
-static constexpr int SUM_BITS = 54, COUNT_AT = 59;
-static constexpr float UNITS = 1 << 30,
-                       LIMIT = 1 << 19;        /* of 1; in between are 49 bits, and one for the sign */
-static constexpr long long OFFSET = 1LL << 49; /* makes a part positive */
-static_assert(TOKEN_MAX_NH <= 16, "so many parts of 50 bits are a sum of 54");
+static constexpr int SUM_BITS = 54, COUNT_AT = 59, LIMIT_BITS = 19;
+static constexpr float LIMIT = 1 << LIMIT_BITS;
+/* Of 1. Up to LIMIT a part then has 49 or 48 bits, and one for the sign. */
+static constexpr int UNIT_BITS = 30, WIDE_UNIT_BITS = 29;
+static_assert(TOKEN_MAX_NH <= 16 && WIDE_MAX_NH <= 31, "so many parts of 50 or 49 bits are a sum of 54");
+/* Makes a part positive. */
+template <int BITS> static constexpr long long OFFSET = 1LL << (BITS + LIMIT_BITS);
 
 __device__ __forceinline__ uint64_t *sums_of(const TokenArgs &a) {
     return a.sums + (a.launch & 1) * (token_sums(a.n_layers, a.C) / 2);
 }
-__device__ __forceinline__ void add_part(uint64_t *sum, float part) {
+template <int BITS> __device__ __forceinline__ void add_part(uint64_t *sum, float part) {
     const bool fits = fabsf(part) < LIMIT; /* NaN does not */
-    const long long units = fits ? __float2ll_rn(part * UNITS) : 0;
-    add_relaxed(sum, (uint64_t)(units + OFFSET) + (1ULL << COUNT_AT) + (fits ? 0 : 1ULL << SUM_BITS));
+    const long long units = fits ? __float2ll_rn(part * (1 << BITS)) : 0;
+    add_relaxed(sum, (uint64_t)(units + OFFSET<BITS>)+(1ULL << COUNT_AT) + (fits ? 0 : 1ULL << SUM_BITS));
 }
 __device__ __forceinline__ bool has_all(uint64_t sum, int NH) {
     return (int)(sum >> COUNT_AT) == NH;
 }
-__device__ __forceinline__ float value_of(uint64_t sum, int NH) {
+template <int BITS> __device__ __forceinline__ float value_of(uint64_t sum, int NH) {
     if (sum >> SUM_BITS & 31) return CUDART_NAN_F;
-    return (float)((long long)(sum & ((1ULL << SUM_BITS) - 1)) - NH * OFFSET) * (1 / UNITS);
+    return (float)((long long)(sum & ((1ULL << SUM_BITS) - 1)) - NH * OFFSET<BITS>)*(1.0f / (1 << BITS));
+}
+/* The other set is the next launch's. The one before has ended, as wait_early says. */
+__device__ __forceinline__ void clear_sums(const TokenArgs &a, int threads) {
+    const int64_t n = token_sums(a.n_layers, a.C) / 2;
+    uint64_t *next = a.sums + (~a.launch & 1) * n;
+    for (int64_t i = blockIdx.y * threads + threadIdx.x; i < n; i += gridDim.y * threads) next[i] = 0;
 }
 
 /* ---- over a warp's lanes, of N rows at once: each step halves the rows of a lane ---- */

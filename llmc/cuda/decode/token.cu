@@ -215,8 +215,8 @@ template <int VECS> struct Warp {
                 keys.loaded[r][i] = ld_global_once_if(
                     is_cached(score_key(r)), key_at(l, score_key(r)) + lane % SCORE_LANES * 16 + 8 * i);
         load_values<CLUSTER, THREADS>(
-            s, a.C, position, [&](int key) { return is_cached(key); },
-            [&](int key) { return key_at(l, key); });
+            s, rank, position, [&](int key) { return is_cached(key); },
+            [&](int key) { return key_at(l, key) + a.C; });
         cp_async_commit();
     }
     static __device__ __forceinline__ void unpack_keys(Keys &keys) {
@@ -235,6 +235,14 @@ template <int VECS> struct Warp {
         if (lane < CLUSTER)
             send(&s.qkv[place_of(rank * QKV_ROWS + warp)], make_uint2(cvt_bf16x2(q, k), cvt_bf16x2(v, 0)),
                  to_block<CLUSTER>(lane), &s.qkv_full);
+    }
+    /* The new key and value, by the block whose turn it is. */
+    __device__ __forceinline__ void keep_new(int l) const {
+        const int piece = threadIdx.x % 8, row = position / CLUSTER;
+        if (threadIdx.x >= 16 || position % CLUSTER != rank) return;
+        const uint2 *of_piece = &s.qkv[place_of(8 * piece)];
+        keep_piece(s, of_piece, row, piece,
+                   reinterpret_cast<int4 *>(key_at(l, position) + threadIdx.x / 8 * a.C) + piece);
     }
     /* The block's scores. */
     __device__ __forceinline__ void score(const Keys &keys) const {
@@ -308,10 +316,10 @@ template <int VECS> struct Warp {
         unpack_keys(keys);
         wait_sent(&s.qkv_full, HD * (int)sizeof(uint2), l);
         cp_async_wait<0>();
-        keep_new<CLUSTER>(s, a.C, position, key_at(l, position));
+        keep_new(l);
         score(keys);
         named_barrier_sync<THREADS>(1);
-        weigh<CLUSTER>(s, [](int) { return true; });
+        weigh<CLUSTER>(s, warp, lane, rank, [](int) { return true; });
         float part[PROJ_ROWS];
         wait_sent(&s.parts_full, (int)(sizeof s.parts + sizeof s.weights_of_parts), l);
         const float2 o = joined();

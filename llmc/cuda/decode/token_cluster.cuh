@@ -63,24 +63,20 @@ template <bool UPPER, typename F> __device__ __forceinline__ int4 pack(F word) {
 /* Starts to bring the block's values to shared memory, by lines of 128 bytes; at(key): where a cached key is. But for the one at
  * `position`, which is keep_new's. */
 template <int CLUSTER, int THREADS, class S, typename F, typename G>
-__device__ __forceinline__ void load_values(S &s, int C, int position, F is_cached, G at) {
+__device__ __forceinline__ void load_values(S &s, int rank, int position, F is_cached, G at) {
     constexpr int KEYS = DECODE_MAX_T / CLUSTER;
-    const int piece = threadIdx.x % 8, rank = cluster_rank();
+    const int piece = threadIdx.x % 8;
 #pragma unroll
     for (int i = 0; i < KEYS * 8 / THREADS; i++) {
         const int row = i * (THREADS / 8) + threadIdx.x / 8, key = row * CLUSTER + rank;
         if (key != position)
             cp_async_16(shared_address(&s.values[row][piece ^ row % 8]),
-                        at(is_cached(key) ? key : 0) + C + 8 * piece, is_cached(key));
+                        at(is_cached(key) ? key : 0) + 8 * piece, is_cached(key));
     }
 }
-/* The new key and value to the cache, and the value to the others. */
-template <int CLUSTER, class S>
-__device__ __forceinline__ void keep_new(S &s, int C, int position, bf16 *key_at) {
-    const int piece = threadIdx.x % 8, row = position / CLUSTER;
-    if (threadIdx.x >= 16 || position % CLUSTER != (int)cluster_rank()) return;
-    const uint2 *of_piece = &s.qkv[place_of(8 * piece)];
-    int4 *at = reinterpret_cast<int4 *>(key_at + threadIdx.x / 8 * C) + piece;
+/* The new key, by threads 0 to 7, to its place in the cache, and the new value, by the next eight, to its own and to the others. */
+template <class S>
+__device__ __forceinline__ void keep_piece(S &s, const uint2 *of_piece, int row, int piece, int4 *at) {
     if (threadIdx.x < 8)
         *at = pack<true>([&](int k) { return of_piece[k].x; });
     else
@@ -93,10 +89,10 @@ __device__ __forceinline__ float warp_max_at_once(float x) {
 }
 /* The values by the softmax of the block's scores: this warp's channels, to all blocks of the cluster. is_read(r): whether some of
  * the r-th 32 scores are there. */
-template <int CLUSTER, class S, typename F> __device__ __forceinline__ void weigh(S &s, F is_read) {
+template <int CLUSTER, class S, typename F>
+__device__ __forceinline__ void weigh(S &s, int warp, int lane, int rank, F is_read) {
     constexpr int ROUNDS =
         DECODE_MAX_T / CLUSTER / WARP_SIZE; /* a lane has a key, eight channels of its value, the warp's */
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE, rank = cluster_rank();
     float p[ROUNDS], largest[ROUNDS], o[8] = {}, sum = 0;
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++)

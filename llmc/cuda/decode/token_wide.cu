@@ -212,11 +212,20 @@ template <int VECS> struct Warp {
                 keys[r][i] = ld_global_once_if(is_cached(score_key(r)),
                                                key_at(l, score_key(r)) + lane % SCORE_LANES * 16 + 8 * i);
     }
+    /* Values that are cached, before they are wanted. */
     __device__ __forceinline__ void begin_values(int l) const {
+        const int C = a.C;
         if (l < a.n_layers)
             load_values<CLUSTER, THREADS>(
-                s, a.C, position, [&](int key) { return is_cached(key); },
-                [&](int key) { return key_at(l, key); });
+                s, (int)cluster_rank(), position, [&](int key) { return is_cached(key); },
+                [&](int key) { return key_at(l, key) + C; });
+    }
+    /* The new key and value, by the block whose turn it is; key: where the key goes. */
+    static __device__ __forceinline__ void keep_new(S &s, int C, int position, bf16 *key) {
+        const int piece = threadIdx.x % 8, row = position / CLUSTER;
+        if (threadIdx.x >= 16 || position % CLUSTER != (int)cluster_rank()) return;
+        const uint2 *of_piece = &s.qkv[place_of(8 * piece)];
+        keep_piece(s, of_piece, row, piece, reinterpret_cast<int4 *>(key + threadIdx.x / 8 * C) + piece);
     }
     __device__ __forceinline__ void score(const int4 (&keys)[SCORE_ROUNDS][2]) const {
         const int d = lane % SCORE_LANES * 16;
@@ -291,10 +300,11 @@ template <int VECS> struct Warp {
                  to_block<CLUSTER>(lane % CLUSTER), &s.qkv_full);
         wait_sent(&s.qkv_full, HD * (int)sizeof(uint2), l);
         cp_async_wait<0>();
-        keep_new<CLUSTER>(s, a.C, position, key_at(l, position));
+        keep_new(s, a.C, position, key_at(l, position));
         score(keys);
         named_barrier_sync<THREADS>(1);
-        weigh<CLUSTER>(s, [&](int r) { return r * (int)(WARP_SIZE * CLUSTER) <= position; });
+        weigh<CLUSTER>(s, threadIdx.x / WARP_SIZE, threadIdx.x % WARP_SIZE, (int)cluster_rank(),
+                       [&](int r) { return r * (int)(WARP_SIZE * CLUSTER) <= position; });
         wait_sent(&s.parts_full, (int)(sizeof s.parts + sizeof s.weights_of_parts), l);
         float o[8];
         joined(o);

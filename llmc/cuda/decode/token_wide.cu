@@ -14,8 +14,8 @@
 template <int VECS> struct Warp {
     typedef Shared<VECS> S;
     enum { PLACES = S::PLACES, SLOT_ROUNDS = S::SLOT_ROUNDS };
-    /* So many slots' instructions at most in a row: at C = 1024 loops take 7 % more, beyond straight code 3 to 10 %, as a layer's
-     * instructions are many, too. */
+    /* So many slots' instructions in a row: at C = 1024 loops take 1 to 7 % more, beyond it straight code does, 3 to 10 %, as a
+     * layer's instructions are many, too. */
     static constexpr int LOOPS = VECS == 4 ? 4 : 1;
     const TokenArgs &a;
     S &s;

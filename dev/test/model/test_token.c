@@ -31,7 +31,9 @@ static const struct {
     {128,  300,   3, 16, 1024, 0,   NONE, 500,  1,  WIDE}, /* more heads than clusters of eight; slides */
     {400,  300,   2, 17, 1088, 150, NONE, 390,  1,  WIDE},
     {400,  300,   2, 20, 1280, 0,   0,    390,  1,  WIDE},
+    {300,  300,   2, 23, 1472, 0,   NONE, 290,  1,  WIDE},
     {1024, 1000,  3, 25, 1600, 0,   NONE, 1023, 1,  WIDE}, /* all keys */
+    {300,  300,   2, 29, 1856, 0,   NONE, 290,  1,  WIDE},
     {200,  50257, 1, 30, 1920, 0,   NONE, 190,  1,  WIDE},
     {64,   61,    1, 31, 1984, 0,   NONE, 60,   1,  NULL}, /* more heads than clusters of four */
     {64,   61,    1, 2,  64,   0,   NONE, 60,   1,  NULL}, /* head size 32 */
@@ -190,7 +192,9 @@ static void test_text(const Ops *ops, size_t i, float temperature, float *worst)
     draw_texts(&model, texts, n, length, true, temperature);
     const char *const last = ops->kernel_ran(), *ran = last ? last : "none";
     const bool is_own = !strcmp(ran, ONE) || !strcmp(ran, WIDE) || !strcmp(ran, ROWS);
-    CHECK(rows[i].kernel ? !strcmp(ran, rows[i].kernel) : !is_own, "row %zu: the last kernel was %s", i, ran);
+    if (strstr(ops->device->name(), "H200")) /* others may have room for more or fewer clusters */
+        CHECK(rows[i].kernel ? !strcmp(ran, rows[i].kernel) : !is_own, "row %zu: the last kernel was %s", i,
+              ran);
     for (int b = 0; b < n; b++)
         CHECK(texts[b].n == length && launches[b].n == length, "row %zu: %d and %d of %d tokens", i,
               texts[b].n, launches[b].n, length);

@@ -8,7 +8,7 @@
  * want 6.
  *
  * A row's keys are cut into pieces, whose sums are added in their order, whoever makes them: so a row's sums do not depend on
- * how many warps have it (split-KV, as decode.cu's). */
+ * how many warps have it (split-KV, as in attention/generic/decode.cu). */
 #include "llmc/cuda/attention/generic/decode_piece.cuh"
 #include "llmc/cuda/attention/launch.cuh"
 #include "rows_kernels.cuh"
@@ -121,7 +121,7 @@ template <int NH> struct AttentionShared {
 /* Of a block's rows, which a warp has, and which of its pieces. Of few sequences several warps have a row; some may have one
  * that is not there. */
 struct Share {
-    int row, first, pieces; /* from the first-th on */
+    int row, first, pieces; /* pieces from the first-th on */
 
     __device__ __forceinline__ Share(int B) {
         static_assert((int)WARPS == 8 && (int)PIECES == 4, "two, four or eight rows a block");
@@ -135,8 +135,8 @@ struct Share {
     }
 };
 
-/* The cached keys that a row sees, n from the begin-th on, and of them this warp's, `left` from the first-th on. Positions and
- * begins are read before wait_early: between this launch and the draw, which writes them, stands the embedding, whose next
+/* The cached keys that a row sees, n from the begin-th on, of_piece to a piece, and of them this warp's, `left` from the first-th
+ * on. Positions and begins are read before wait_early: between this launch and the draw, which writes them, stands the embedding, whose next
  * launch begins when the draw has ended. */
 template <int NH> struct Row {
     enum { STRIDE = 2 * NH * HD }; /* from key to key */

@@ -13,6 +13,7 @@ typedef struct TokenArgs {
     uint32_t launch; /* how many there were, with this one */
 } TokenArgs;
 
+/* Heads that token.cu and token_wide.cu serve; where the card has room for both, the first is taken. */
 enum { TOKEN_MAX_NH = 16, WIDE_MIN_NH = 13, WIDE_MAX_NH = 30 };
 
 /* Two sets, for launches in turn, each with C words for both sums of a layer. */

@@ -1,5 +1,8 @@
 /* What the kernels of a token share that have a cluster for each head: messages between its blocks, and attention over the keys
- * of the cache, of which each block has every CLUSTER-th. S is a kernel's shared memory: qkv, values, scores, parts. */
+ * of the cache, of which each block has every CLUSTER-th. S is a kernel's shared memory, whose fields have the same names in both.
+ *
+ * Machine code of both depends on how arguments are passed: in token_wide.cu rank, warp and lane are made anew, as they cost
+ * registers as members. */
 #pragma once
 #include "llmc/cuda/attention/generic/decode_piece.cuh"
 #include "llmc/cuda/attention/launch.cuh"
@@ -60,8 +63,8 @@ template <bool UPPER, typename F> __device__ __forceinline__ int4 pack(F word) {
     for (int i = 0; i < 4; i++) w[i] = __byte_perm(word(2 * i), word(2 * i + 1), UPPER ? 0x7632 : 0x5410);
     return make_int4((int)w[0], (int)w[1], (int)w[2], (int)w[3]);
 }
-/* Starts to bring the block's values to shared memory, by lines of 128 bytes; at(key): where a cached key is. But for the one at
- * `position`, which is keep_new's. */
+/* Starts to bring the block's values to shared memory, by lines of 128 bytes, which the caller commits; at(key): where a cached
+ * key's value is. But for the one at `position`, which is keep_new's. */
 template <int CLUSTER, int THREADS, class S, typename F, typename G>
 __device__ __forceinline__ void load_values(S &s, int rank, int position, F is_cached, G at) {
     constexpr int KEYS = DECODE_MAX_T / CLUSTER;

@@ -26,7 +26,8 @@ struct Shared {
     uint64_t full[N_WEIGHTS], empty[N_WEIGHTS];
     uint64_t x_full, qkv_full, parts_full, hidden_full;
     /* What the blocks of the cluster send. A place is sent to anew only after all have read it, as it follows from what
-     * they made of it: of x come q, k and v of all warps, of these the parts of all warps, of these a sum, and of that x. */
+     * they made of it: of x come q, k and v of all warps, of these the parts of all warps, of these a sum, and of that x; of
+     * this the hidden channels of all warps, of these a sum, and of that x. */
     alignas(16) bf16 x[CLUSTER * WARPS * 16]; /* the residual stream, PROJ_ROWS places of each warp */
     uint2
         qkv[HD + HD / 16]; /* a channel's q and k, and v, as bf16; a place in 17 is left out, for the banks */

@@ -1,4 +1,4 @@
-/* Sums over the clusters, and over the lanes of a warp, of token.cu. */
+/* Sums over the clusters, and over the lanes of a warp, of token.cu and token_wide.cu. */
 #pragma once
 #include <math_constants.h>
 #include "token.cuh"

@@ -219,6 +219,7 @@ template <int VECS> struct Warp {
             load_values<CLUSTER, THREADS>(
                 s, (int)cluster_rank(), position, [&](int key) { return is_cached(key); },
                 [&](int key) { return key_at(l, key) + C; });
+        cp_async_commit();
     }
     /* The new key and value, by the block whose turn it is; key: where the key goes. */
     static __device__ __forceinline__ void keep_new(S &s, int C, int position, bf16 *key) {

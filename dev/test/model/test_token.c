@@ -33,9 +33,8 @@ static const struct {
     {400,  300,   2, 20, 1280, 0,   0,    390,  1,  WIDE},
     {300,  300,   2, 23, 1472, 0,   NONE, 290,  1,  WIDE},
     {1024, 1000,  3, 25, 1600, 0,   NONE, 1023, 1,  WIDE}, /* all keys */
-    {300,  300,   2, 29, 1856, 0,   NONE, 290,  1,  WIDE},
-    {200,  50257, 1, 30, 1920, 0,   NONE, 190,  1,  WIDE},
-    {64,   61,    1, 31, 1984, 0,   NONE, 60,   1,  NULL}, /* more heads than clusters of four */
+    {200,  50257, 1, 28, 1792, 0,   NONE, 190,  1,  WIDE},
+    {64,   61,    1, 29, 1856, 0,   NONE, 60,   1,  NULL}, /* more heads than are served */
     {64,   61,    1, 2,  64,   0,   NONE, 60,   1,  NULL}, /* head size 32 */
     {1200, 61,    1, 1,  64,   0,   NONE, 1050, 1,  NULL}, /* nine pieces */
     {64,   61,    2, 4,  256,  0,   NONE, 150,  9,  ROWS}, /* slides */

@@ -14,7 +14,7 @@ typedef struct TokenArgs {
 } TokenArgs;
 
 /* Heads that token.cu and token_wide.cu serve; where the card has room for both, the first is taken. */
-enum { TOKEN_MAX_NH = 16, WIDE_MIN_NH = 13, WIDE_MAX_NH = 30 };
+enum { TOKEN_MAX_NH = 16, WIDE_MIN_NH = 13, WIDE_MAX_NH = 28 };
 
 /* Two sets, for launches in turn, each with C words for both sums of a layer. */
 __host__ __device__ inline int64_t token_sums(int n_layers, int C) {

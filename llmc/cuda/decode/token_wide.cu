@@ -429,10 +429,10 @@ typedef struct WideLaunch {
 template <int VECS> static constexpr WideLaunch launch = {token_wide_kernel<VECS>, sizeof(Shared<VECS>)};
 
 static const WideLaunch &launch_of(int NH) {
-    static const WideLaunch launches[] = {launch<4>, launch<5>, launch<6>, launch<7>, launch<8>};
+    static const WideLaunch launches[] = {launch<4>, launch<5>, launch<6>, launch<7>};
     return launches[ceil_div(NH * (int)HD, (int)ROUND) - 4];
 }
-static_assert(3 * ROUND < WIDE_MIN_NH * HD && MAX_C <= 8 * ROUND, "a kernel for every width");
+static_assert(3 * ROUND < WIDE_MIN_NH * HD && MAX_C <= 7 * ROUND, "a kernel for every width");
 
 bool token_wide_fits(int NH) {
     if (cuda_compute_capability() != 90 || NH < WIDE_MIN_NH || NH > WIDE_MAX_NH) return false;

@@ -19,7 +19,7 @@ enum {
     SCORE_LANES = 4, /* of a key whose score is made, 16 channels each */
     SCORE_KEYS = WARP_SIZE / SCORE_LANES,
     SCORE_ROUNDS = BLOCK_KEYS / WARPS / SCORE_KEYS,
-    SLOTS_BYTES = 172 * 1024 /* at most: whole slots, five to two of them */
+    SLOTS_BYTES = 172 * 1024 /* at most: whole slots, five to three of them */
 };
 
 /* VECS: rounds of a row of C channels. A slot has room for two rows of each warp. */

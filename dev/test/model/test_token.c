@@ -191,9 +191,11 @@ static void test_text(const Ops *ops, size_t i, float temperature, float *worst)
     draw_texts(&model, texts, n, length, true, temperature);
     const char *const last = ops->kernel_ran(), *ran = last ? last : "none";
     const bool is_own = !strcmp(ran, ONE) || !strcmp(ran, WIDE) || !strcmp(ran, ROWS);
-    if (strstr(ops->device->name(), "H200")) /* others may have room for more or fewer clusters */
+    if (strstr(ops->device->name(), "H200"))
         CHECK(rows[i].kernel ? !strcmp(ran, rows[i].kernel) : !is_own, "row %zu: the last kernel was %s", i,
               ran);
+    else
+        SKIP("row %zu: which kernel this card has room for is not known; %s ran", i, ran);
     for (int b = 0; b < n; b++)
         CHECK(texts[b].n == length && launches[b].n == length, "row %zu: %d and %d of %d tokens", i,
               texts[b].n, launches[b].n, length);

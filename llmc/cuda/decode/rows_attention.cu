@@ -32,8 +32,6 @@ enum {
 };
 static_assert((int)WARPS == (int)ROWS_OF_BLOCK, "a warp has a row");
 
-static constexpr float NO_SCORE = -1e30f; /* of no key: -inf from itself would be NaN */
-
 /* Of keys that have been seen: with t = lane % 4 a lane has channels 8i + 2t and the next of the output, in o[i]. */
 struct Sums {
     float max, sum,

@@ -195,11 +195,11 @@ static bool make_rows(DecodeStep *step, const Reading *r) {
 
 static DecodeStep *make_step(const Reading *r) {
     const bool one = r->rows == 1;
-    const bool narrow = one && token_fits(r->args.NH);
-    if (!(one ? narrow || token_wide_fits(r->args.NH) : rows_fit(r->rows, r->args.NH))) return NULL;
+    const bool is_wide = one && !token_fits(r->args.NH);
+    if (one ? is_wide && !token_wide_fits(r->args.NH) : !rows_fit(r->rows, r->args.NH)) return NULL;
     DecodeStep *step = (DecodeStep *)calloc(1, sizeof *step);
     if (!step) return NULL;
-    step->is_wide = !narrow;
+    step->is_wide = is_wide;
     step->draw = r->draw->draw;
     if (one ? make_token(step, r) : make_rows(step, r)) return step;
     free(step);

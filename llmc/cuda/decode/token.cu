@@ -28,8 +28,6 @@
 template <int VECS> struct Warp {
     enum {
         PROJ_ROWS = 4 * VECS, /* of a warp, NH or more */
-        SCORE_LANES = 4,      /* of a key whose score is made, 16 channels each */
-        SCORE_KEYS = WARP_SIZE / SCORE_LANES,
         SCORE_ROUNDS = BLOCK_KEYS / WARPS / SCORE_KEYS
     };
     const TokenArgs &a;
@@ -208,12 +206,9 @@ template <int VECS> struct Warp {
     };
     /* Keys to registers, values to shared memory, by lines of 128 bytes. */
     __device__ __forceinline__ void load_keys(Keys &keys, int l) const {
-#pragma unroll
-        for (int r = 0; r < SCORE_ROUNDS; r++)
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                keys.loaded[r][i] = ld_global_once_if(
-                    is_cached(score_key(r)), key_at(l, score_key(r)) + lane % SCORE_LANES * 16 + 8 * i);
+        take_keys(
+            keys.loaded, [&](int r) { return is_cached(score_key(r)); },
+            [&](int r) { return key_at(l, score_key(r)) + lane % SCORE_LANES * 16; });
         load_values<CLUSTER, THREADS>(
             s, rank, position, [&](int key) { return is_cached(key); },
             [&](int key) { return key_at(l, key) + a.C; });
@@ -246,14 +241,8 @@ template <int VECS> struct Warp {
     }
     /* The block's scores. */
     __device__ __forceinline__ void score(const Keys &keys) const {
-        const int d = lane % SCORE_LANES * 16;
-        float q[2][8], of_new = 0;
-#pragma unroll
-        for (int k = 0; k < 16; k++) {
-            const uint32_t qk = s.qkv[place_of(d) + k].x;
-            q[k / 8][k % 8] = bf16_low(qk);
-            of_new = fmaf(bf16_low(qk), bf16_high(qk), of_new);
-        }
+        float q[2][8];
+        const float of_new = take_query(s, lane, q);
 #pragma unroll
         for (int r = 0; r < SCORE_ROUNDS; r++) {
             const int key = score_key(r);
@@ -433,10 +422,7 @@ template <int VECS> __global__ void __launch_bounds__(BLOCK_THREADS, 1) token_ke
             mbarrier_init(shared_address(&s.full[i]), 1);
             mbarrier_init(shared_address(&s.empty[i]), WARPS);
         }
-        mbarrier_init(shared_address(&s.x_full), 1);
-        mbarrier_init(shared_address(&s.qkv_full), 1);
-        mbarrier_init(shared_address(&s.parts_full), 1);
-        mbarrier_init(shared_address(&s.hidden_full), 1);
+        init_messages(s);
         fence_mbarrier_init();
     }
     for (int l = threadIdx.x; l < a.n_layers; l += BLOCK_THREADS) s.caches[l] = a.layers[l].cache;

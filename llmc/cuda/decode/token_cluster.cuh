@@ -10,8 +10,6 @@
 #include "token_sums.cuh"
 #include "llmc/cuda/ptx/sm90.cuh"
 
-static constexpr float NO_SCORE = -1e30f; /* of no key: -inf from itself would be NaN */
-
 /* ---- what the blocks of the cluster send to each other ---- */
 
 /* The i-th block that this one sends to: for each block another one. */
@@ -23,6 +21,13 @@ __device__ __forceinline__ void send(const void *at, uint2 x, int to, const uint
 }
 __device__ __forceinline__ void send(const void *at, int4 x, int to, const uint64_t *full) {
     store_async_16(cluster_address(shared_address(at), to), x, cluster_address(shared_address(full), to));
+}
+/* Readies the barriers of what is sent, by one thread. */
+template <class S> __device__ __forceinline__ void init_messages(S &s) {
+    mbarrier_init(shared_address(&s.x_full), 1);
+    mbarrier_init(shared_address(&s.qkv_full), 1);
+    mbarrier_init(shared_address(&s.parts_full), 1);
+    mbarrier_init(shared_address(&s.hidden_full), 1);
 }
 /* All that is sent to this block for the n-th time. */
 __device__ __forceinline__ void wait_sent(uint64_t *full, int bytes, int n) {
@@ -84,6 +89,29 @@ __device__ __forceinline__ void keep_piece(S &s, const uint2 *of_piece, int row,
         *at = pack<true>([&](int k) { return of_piece[k].x; });
     else
         *at = s.values[row][piece ^ row % 8] = pack<false>([&](int k) { return of_piece[k].y; });
+}
+/* Of a key whose score is made; each has 16 channels. */
+enum { SCORE_LANES = 4, SCORE_KEYS = WARP_SIZE / SCORE_LANES };
+
+/* The lane's channels of keys, round by round: at(r), if it is cached; else 0. */
+template <int ROUNDS, typename F, typename G>
+__device__ __forceinline__ void take_keys(int4 (&keys)[ROUNDS][2], F is_cached, G at) {
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) keys[r][i] = ld_global_once_if(is_cached(r), at(r) + 8 * i);
+}
+/* The lane's channels of q; its share of the new key's score. */
+template <class S> __device__ __forceinline__ float take_query(const S &s, int lane, float (&q)[2][8]) {
+    const int d = lane % SCORE_LANES * 16;
+    float of_new = 0;
+#pragma unroll
+    for (int k = 0; k < 16; k++) {
+        const uint32_t qk = s.qkv[place_of(d) + k].x;
+        q[k / 8][k % 8] = bf16_low(qk);
+        of_new = fmaf(bf16_low(qk), bf16_high(qk), of_new);
+    }
+    return of_new;
 }
 __device__ __forceinline__ float warp_max_at_once(float x) {
     const int bits = __float_as_int(x), ordered = bits ^ (bits >> 31 & 0x7fffffff);

@@ -205,12 +205,9 @@ template <int VECS> struct Warp {
         return s.layers[l].cache + (int64_t)key * 2 * a.C + head * HD;
     }
     __device__ __forceinline__ void load_keys(int4 (&keys)[SCORE_ROUNDS][2], int l) const {
-#pragma unroll
-        for (int r = 0; r < SCORE_ROUNDS; r++)
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                keys[r][i] = ld_global_once_if(is_cached(score_key(r)),
-                                               key_at(l, score_key(r)) + lane % SCORE_LANES * 16 + 8 * i);
+        take_keys(
+            keys, [&](int r) { return is_cached(score_key(r)); },
+            [&](int r) { return key_at(l, score_key(r)) + lane % SCORE_LANES * 16; });
     }
     /* Values that are cached, before they are wanted. */
     __device__ __forceinline__ void begin_values(int l) const {
@@ -229,14 +226,8 @@ template <int VECS> struct Warp {
         keep_piece(s, of_piece, row, piece, reinterpret_cast<int4 *>(key + threadIdx.x / 8 * C) + piece);
     }
     __device__ __forceinline__ void score(const int4 (&keys)[SCORE_ROUNDS][2]) const {
-        const int d = lane % SCORE_LANES * 16;
-        float q[2][8], of_new = 0;
-#pragma unroll
-        for (int k = 0; k < 16; k++) {
-            const uint32_t qk = s.qkv[place_of(d) + k].x;
-            q[k / 8][k % 8] = bf16_low(qk);
-            of_new = fmaf(bf16_low(qk), bf16_high(qk), of_new);
-        }
+        float q[2][8];
+        const float of_new = take_query(s, lane, q);
 #pragma unroll
         for (int r = 0; r < SCORE_ROUNDS; r++) {
             if (r * (BLOCK_KEYS / SCORE_ROUNDS * CLUSTER) > position) break; /* nor does weigh read them */
@@ -397,10 +388,7 @@ template <int VECS> __global__ void __launch_bounds__(BLOCK_THREADS, 1) token_wi
             mbarrier_init(shared_address(&s.full[0][0] + i), WARP_SIZE);
             mbarrier_init(shared_address(&s.empty[0][0] + i), WARPS / LOADERS);
         }
-        mbarrier_init(shared_address(&s.x_full), 1);
-        mbarrier_init(shared_address(&s.qkv_full), 1);
-        mbarrier_init(shared_address(&s.parts_full), 1);
-        mbarrier_init(shared_address(&s.hidden_full), 1);
+        init_messages(s);
         fence_mbarrier_init();
     }
     const uint64_t *from = reinterpret_cast<const uint64_t *>(a.layers);

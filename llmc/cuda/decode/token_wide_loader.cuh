@@ -16,8 +16,6 @@ enum {
     HIDDEN = 4 * HD,                 /* channels of a cluster */
     FC_ROWS = HIDDEN / CLUSTER / WARPS,
     BLOCK_KEYS = DECODE_MAX_T / CLUSTER,
-    SCORE_LANES = 4, /* of a key whose score is made, 16 channels each */
-    SCORE_KEYS = WARP_SIZE / SCORE_LANES,
     SCORE_ROUNDS = BLOCK_KEYS / WARPS / SCORE_KEYS,
     SLOTS_BYTES = 172 * 1024 /* at most: whole slots, five to three of them */
 };

@@ -140,7 +140,7 @@ const Flag flags_table[] = {
     {GROUP_SYSTEM, "verify-every", 0, FLAG_INT, AT(verify_every), "0", 0, 1LL << 40, .use = OF_TRAINING, .value_name = "N",
      .help = "every Nth step is computed twice and its gradients compared bit for bit; 0: never"},
     {GROUP_SYSTEM, "restarts", 0, FLAG_INT, AT(restarts), "0", 0, 1000000, .of_command = true, .use = OF_TRAINING, .value_name = "N",
-     .help = "after a failure at run time other than NaN, start again from the newest checkpoint in --out, at most N times"},
+     .help = "after a failure at run time other than divergence, start again from the newest checkpoint in --out, at most N times"},
 
     {GROUP_TOOLS, "memory", 0, FLAG_SWITCH, AT(memory), .help = "print the memory plan, tensor by tensor, and exit"},
     {GROUP_TOOLS, "profile", 0, FLAG_SWITCH, AT(profile), .of_command = true, .use = OF_TRAINING, .help = "print where the time of a step goes, op by op, beside the hardware's limits, and exit"},

@@ -13,41 +13,44 @@ enum { MAX_SAMPLES = 64 };
 #define ROWS "rows_attention"
 
 /* What is drawn from which model, and the last kernel that runs; NULL: one of the launches. document_end: the token between
- * documents, which ends a sample; NONE: there are no documents. A text begins with token 0. */
+ * documents, which ends a sample; NONE: there are no documents. A text begins with token 0. large, where it is not 0: how many
+ * times as large attn_proj's weights are, so that what a head adds to a sum is up to 2^18 to 2^19, of which 2^19 is the limit. */
 enum { NONE = -1 };
 static const struct {
-    int T, V, layers, heads, C, window, document_end, n_tokens, n_samples;
+    int T, V, layers, heads, C, window, document_end, n_tokens, n_samples, large;
     const char *kernel;
 } rows[] = {
-  /*T   V      layers, heads  C    window, end      tokens, samples */
-    {64,   61,    1, 1,  64,   0,   NONE, 60,   1,  ONE },
-    {64,   61,    2, 2,  128,  0,   NONE, 200,  1,  ONE }, /* slides */
-    {600,  300,   2, 3,  192,  0,   NONE, 590,  1,  ONE },
-    {400,  300,   2, 2,  128,  150, NONE, 390,  1,  ONE },
-    {400,  300,   2, 2,  128,  0,   0,    390,  1,  ONE }, /* the first key is of another document */
-    {200,  50257, 2, 12, 768,  0,   NONE, 190,  1,  ONE },
-    {1024, 4000,  1, 15, 960,  0,   NONE, 300,  1,  ONE },
-    {1024, 500,   3, 5,  320,  0,   NONE, 1023, 1,  ONE }, /* all keys */
-    {128,  300,   3, 16, 1024, 0,   NONE, 500,  1,  WIDE}, /* more heads than clusters of eight; slides */
-    {400,  300,   2, 17, 1088, 150, NONE, 390,  1,  WIDE},
-    {400,  300,   2, 20, 1280, 0,   0,    390,  1,  WIDE},
-    {300,  300,   2, 23, 1472, 0,   NONE, 290,  1,  WIDE},
-    {1024, 1000,  3, 25, 1600, 0,   NONE, 1023, 1,  WIDE}, /* all keys */
-    {200,  50257, 1, 28, 1792, 0,   NONE, 190,  1,  WIDE},
-    {64,   61,    1, 29, 1856, 0,   NONE, 60,   1,  NULL}, /* more heads than are served */
-    {64,   61,    1, 2,  64,   0,   NONE, 60,   1,  NULL}, /* head size 32 */
-    {1200, 61,    1, 1,  64,   0,   NONE, 1050, 1,  NULL}, /* nine pieces */
-    {64,   61,    2, 4,  256,  0,   NONE, 150,  9,  ROWS}, /* slides */
-    {600,  300,   2, 8,  512,  0,   NONE, 590,  3,  ROWS}, /* four warps have a row */
-    {300,  300,   2, 4,  256,  150, NONE, 290,  17, ROWS},
-    {300,  300,   2, 8,  512,  0,   0,    290,  40, ROWS},
-    {200,  50257, 2, 12, 768,  0,   NONE, 190,  64, ROWS},
-    {1024, 500,   2, 12, 768,  0,   NONE, 1023, 33, ROWS}, /* all keys */
-    {128,  300,   1, 12, 768,  0,   NONE, 120,  63, ROWS},
-    {64,   61,    1, 4,  256,  0,   NONE, 60,   2,  NULL}, /* too few */
-    {64,   61,    1, 6,  384,  0,   NONE, 60,   16, NULL}, /* no kernel for six heads */
-    {64,   61,    1, 16, 1024, 0,   NONE, 60,   16, NULL}, /* more blocks than run at once */
-    {1200, 61,    1, 4,  256,  0,   NONE, 1050, 16, NULL}, /* too long a cache */
+  /*T   V      layers, heads  C    window, end      tokens, samples, large */
+    {64,   61,    1, 1,  64,   0,   NONE, 60,   1,  0,    ONE },
+    {64,   61,    2, 2,  128,  0,   NONE, 200,  1,  0,    ONE }, /* slides */
+    {600,  300,   2, 3,  192,  0,   NONE, 590,  1,  0,    ONE },
+    {400,  300,   2, 2,  128,  150, NONE, 390,  1,  0,    ONE },
+    {400,  300,   2, 2,  128,  0,   0,    390,  1,  0,    ONE }, /* the first key is of another document */
+    {200,  50257, 2, 12, 768,  0,   NONE, 190,  1,  0,    ONE },
+    {1024, 4000,  1, 15, 960,  0,   NONE, 300,  1,  0,    ONE },
+    {1024, 500,   3, 5,  320,  0,   NONE, 1023, 1,  0,    ONE }, /* all keys */
+    {128,  300,   3, 16, 1024, 0,   NONE, 500,  1,  0,    WIDE}, /* more heads than clusters of eight; slides */
+    {400,  300,   2, 17, 1088, 150, NONE, 390,  1,  0,    WIDE},
+    {400,  300,   2, 20, 1280, 0,   0,    390,  1,  0,    WIDE},
+    {300,  300,   2, 23, 1472, 0,   NONE, 290,  1,  0,    WIDE},
+    {1024, 1000,  3, 25, 1600, 0,   NONE, 1023, 1,  0,    WIDE}, /* all keys */
+    {200,  50257, 1, 28, 1792, 0,   NONE, 190,  1,  0,    WIDE},
+    {128,  300,   2, 12, 768,  0,   NONE, 100,  1,  3100, ONE },
+    {128,  300,   2, 25, 1600, 0,   NONE, 100,  1,  2300, WIDE},
+    {64,   61,    1, 29, 1856, 0,   NONE, 60,   1,  0,    NULL}, /* more heads than are served */
+    {64,   61,    1, 2,  64,   0,   NONE, 60,   1,  0,    NULL}, /* head size 32 */
+    {1200, 61,    1, 1,  64,   0,   NONE, 1050, 1,  0,    NULL}, /* nine pieces */
+    {64,   61,    2, 4,  256,  0,   NONE, 150,  9,  0,    ROWS}, /* slides */
+    {600,  300,   2, 8,  512,  0,   NONE, 590,  3,  0,    ROWS}, /* four warps have a row */
+    {300,  300,   2, 4,  256,  150, NONE, 290,  17, 0,    ROWS},
+    {300,  300,   2, 8,  512,  0,   0,    290,  40, 0,    ROWS},
+    {200,  50257, 2, 12, 768,  0,   NONE, 190,  64, 0,    ROWS},
+    {1024, 500,   2, 12, 768,  0,   NONE, 1023, 33, 0,    ROWS}, /* all keys */
+    {128,  300,   1, 12, 768,  0,   NONE, 120,  63, 0,    ROWS},
+    {64,   61,    1, 4,  256,  0,   NONE, 60,   2,  0,    NULL}, /* too few */
+    {64,   61,    1, 6,  384,  0,   NONE, 60,   16, 0,    NULL}, /* no kernel for six heads */
+    {64,   61,    1, 16, 1024, 0,   NONE, 60,   16, 0,    NULL}, /* more blocks than run at once */
+    {1200, 61,    1, 4,  256,  0,   NONE, 1050, 16, 0,    NULL}, /* too long a cache */
 };
 
 enum { TOP_K = 5 };
@@ -59,23 +62,30 @@ static void set_random(GPT2 *model, int64_t at, int64_t n, float scale, uint64_t
     gpt2_set_weights(model, values, at, n);
     free(values);
 }
-/* Biases that the sums beside them do not hide; and token 0, between documents, is never among the best. */
-static void fill_biases(GPT2 *model) {
+/* The same for every layer of a tensor. */
+static void set_random_layers(GPT2 *model, int id, float scale, uint64_t *rng) {
+    const Tensor *t = &model->tensors[id];
+    for (int layer = 0; layer < t->n_layers; layer++)
+        set_random(model, tensor_at(t, layer), t->layer_elems, scale, rng);
+}
+/* Biases that the sums beside them do not hide; and token 0, between documents, is never among the best. large: as in a row. */
+static void fill_biases(GPT2 *model, int large) {
     static const struct {
         int id;
         float scale;
     } biases[] = {
+        {LN_1_B,      1},
+        {C_ATTN_B,    8},
         {ATTN_PROJ_B, 8},
+        {LN_2_B,      1},
         {C_FC_B,      2},
         {MLP_PROJ_B,  8},
         {LN_F_B,      1},
     };
     uint64_t rng = 5;
-    for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) {
-        const Tensor *t = &model->tensors[biases[i].id];
-        for (int layer = 0; layer < t->n_layers; layer++)
-            set_random(model, tensor_at(t, layer), t->layer_elems, biases[i].scale, &rng);
-    }
+    for (size_t i = 0; i < sizeof biases / sizeof *biases; i++)
+        set_random_layers(model, biases[i].id, biases[i].scale, &rng);
+    if (large) set_random_layers(model, ATTN_PROJ_W, (float)large, &rng);
     set_random(model, tensor_at(&model->tensors[WTE], 0), model->config.n_embd, 0, &rng);
 }
 
@@ -186,7 +196,7 @@ static void test_text(const Ops *ops, size_t i, float temperature, float *worst)
     float largest = 0;
     if (!CHECK(gpt2_open(&model, ops, &config, &options, &err), "%s", err.text)) return;
     fill_weights(&model);
-    fill_biases(&model);
+    fill_biases(&model, rows[i].large);
     draw_texts(&model, launches, n, length, false, temperature);
     draw_texts(&model, texts, n, length, true, temperature);
     const char *const last = ops->kernel_ran(), *ran = last ? last : "none";

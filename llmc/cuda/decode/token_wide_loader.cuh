@@ -140,6 +140,5 @@ template <int VECS> struct Loader {
 #pragma unroll 1
         for (int l = 0; l < a.n_layers; l++) layer(s.layers[l]);
         rows(a.head_weight, place.n_head_rows(), a.V - 1, [&](int w) { return place.head_row(w); });
-        cp_async_wait<0>();
     }
 };

@@ -164,11 +164,6 @@ template <int PENDING> __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Arrives at an mbarrier for this thread, once all that it has asked for so far is there. The barrier counts each thread. */
-__device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
 /* ---- ldmatrix (sm_75): four 8 x 8 bf16 matrices; lane l gives the address of row l % 8 of matrix l / 8 ---- */
 
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t shared) {

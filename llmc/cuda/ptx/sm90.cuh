@@ -46,6 +46,12 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint
                  : "memory");
 }
 
+/* Arrives for this thread, once all that it has asked for by cp.async so far is there. The barrier counts each thread. */
+__device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {
+    delay();
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 /* True once the phase of this parity has completed. The first phase has parity 0; parity 1 passes at once on
  * a fresh barrier. */
 __device__ __forceinline__ bool mbarrier_try_wait(uint32_t barrier, uint32_t parity) {

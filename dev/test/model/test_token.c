@@ -47,6 +47,7 @@ static const struct {
     {200,  50257, 2, 12, 768,  0,   NONE, 190,  64, 0,    ROWS},
     {1024, 500,   2, 12, 768,  0,   NONE, 1023, 33, 0,    ROWS}, /* all keys */
     {128,  300,   1, 12, 768,  0,   NONE, 120,  63, 0,    ROWS},
+    {128,  300,   2, 12, 768,  0,   NONE, 100,  5,  3100, ROWS},
     {64,   61,    1, 4,  256,  0,   NONE, 60,   2,  0,    NULL}, /* too few */
     {64,   61,    1, 6,  384,  0,   NONE, 60,   16, 0,    NULL}, /* no kernel for six heads */
     {64,   61,    1, 16, 1024, 0,   NONE, 60,   16, 0,    NULL}, /* more blocks than run at once */

@@ -117,31 +117,33 @@ template <int CLUSTER> __device__ __forceinline__ int other_block(int i) {
 /* ---- the projections, of a cluster that has ROWS rows, from `row` on, and some channels of a sum over heads ---- */
 
 /* The block's channels of a product, a warpgroup's half in d: to the head's part, through shared memory, as whole lines. A row
- * has 8 values more there, so that eight rows are in different banks. */
+ * has 16 bytes more there, so that eight rows are in different banks. */
 template <int NH, int CLUSTER, int ROWS, int REGISTERS>
-__device__ __forceinline__ void store_part(const RowsArgs &a, const float (&d)[REGISTERS], float *stage,
+__device__ __forceinline__ void store_part(const RowsArgs &a, const float (&d)[REGISTERS], HeadPart *stage,
                                            int head, int row0) {
-    constexpr int C = NH * DECODE_HD, OWN = C / CLUSTER, STRIDE = OWN + 8, QUADS = OWN / 4;
-    static_assert(REGISTERS == OWN / 4, "half of the channels, 64 rows");
-    float *to = stage + thread_row() * STRIDE + threadIdx.x / WARPGROUP * (OWN / 2) + thread_column();
+    constexpr int C = NH * DECODE_HD, OWN = C / CLUSTER, STRIDE = OWN + 8, PIECES = OWN / 8 /* of 16 bytes */,
+                  N = ROWS * PIECES / ROWS_THREADS;
+    static_assert(REGISTERS == OWN / 4 && N * ROWS_THREADS == ROWS * PIECES,
+                  "half of the channels, 64 rows; each thread as many");
+    HeadPart *to = stage + thread_row() * STRIDE + threadIdx.x / WARPGROUP * (OWN / 2) + thread_column();
     if (thread_row() < ROWS)
 #pragma unroll
         for (int i = 0; i < REGISTERS / 2; i++)
-            *reinterpret_cast<float2 *>(to + i % 2 * 8 * STRIDE + i / 2 * 8) =
-                make_float2(d[2 * i], d[2 * i + 1]);
+            *reinterpret_cast<__half2 *>(to + i % 2 * 8 * STRIDE + i / 2 * 8) =
+                __floats2half2_rn(d[2 * i] * PART_UNIT, d[2 * i + 1] * PART_UNIT);
     __syncthreads();
-    float *part = a.parts + ((int64_t)head * ROWS_MAX + row0) * C + cluster_rank() * OWN;
-    float4 quads[ROWS * QUADS / ROWS_THREADS];
+    HeadPart *part = a.parts + ((int64_t)head * ROWS_MAX + row0) * C + cluster_rank() * OWN;
+    int4 pieces[N];
 #pragma unroll
-    for (int i = 0; i < ROWS * QUADS / ROWS_THREADS; i++) {
-        const int quad = i * ROWS_THREADS + threadIdx.x;
-        quads[i] = *reinterpret_cast<const float4 *>(stage + quad / QUADS * STRIDE + quad % QUADS * 4);
+    for (int i = 0; i < N; i++) {
+        const int piece = i * ROWS_THREADS + threadIdx.x;
+        pieces[i] = *reinterpret_cast<const int4 *>(stage + piece / PIECES * STRIDE + piece % PIECES * 8);
     }
 #pragma unroll
-    for (int i = 0; i < ROWS * QUADS / ROWS_THREADS; i++) {
-        const int quad = i * ROWS_THREADS + threadIdx.x, r = quad / QUADS;
+    for (int i = 0; i < N; i++) {
+        const int piece = i * ROWS_THREADS + threadIdx.x, r = piece / PIECES;
         if (has_sequence(a, row0 + r))
-            *reinterpret_cast<float4 *>(part + r * C + quad % QUADS * 4) = quads[i];
+            *reinterpret_cast<int4 *>(part + r * C + piece % PIECES * 8) = pieces[i];
     }
 }
 /* What the cluster has of its K channels, by the block's rows of the weight; input(k): the descriptor of the 16 channels from
@@ -162,7 +164,7 @@ __device__ __forceinline__ void multiply_part(const RowsArgs &a, const char *wei
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_results(d);
-    store_part<NH, CLUSTER, ROWS>(a, d, reinterpret_cast<float *>(stage), head, row);
+    store_part<NH, CLUSTER, ROWS>(a, d, reinterpret_cast<HeadPart *>(stage), head, row);
 }
 
 /* ---- the launch ---- */

@@ -46,20 +46,27 @@ __device__ __forceinline__ float2 sum_over_row(float2 x) {
     return make_float2(warp_sum(x.x), warp_sum(x.y));
 }
 
+__device__ __forceinline__ float2 pair_of_parts(uint32_t bits) {
+    return __half22float2(*reinterpret_cast<const __half2 *>(&bits));
+}
 /* The sum over heads; parts: of the thread's first. */
-template <int NH> __device__ __forceinline__ Four sum_parts(const float *parts) {
+template <int NH> __device__ __forceinline__ Four sum_parts(const HeadPart *parts) {
     constexpr int N = NH / SHARE;
-    float part[N][4];
+    uint2 part[N];
     Four sum = {};
 #pragma unroll
-    for (int i = 0; i < N; i++) to_floats(part[i], ld_global_once(parts + i * (ROWS_MAX * NH * DECODE_HD)));
+    for (int i = 0; i < N; i++) part[i] = ld_global_once_8(parts + i * (ROWS_MAX * NH * DECODE_HD));
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float2 low = pair_of_parts(part[i].x), high = pair_of_parts(part[i].y);
+        sum.x[0] += low.x, sum.x[1] += low.y, sum.x[2] += high.x, sum.x[3] += high.y;
+    }
 #pragma unroll
     for (int k = 0; k < 4; k++) {
 #pragma unroll
-        for (int i = 0; i < N; i++) sum.x[k] += part[i][k];
-#pragma unroll
         for (int offset = APART; offset < WARP_SIZE; offset *= 2)
             sum.x[k] += __shfl_xor_sync(0xffffffffu, sum.x[k], offset);
+        sum.x[k] *= 1 / PART_UNIT;
     }
     return sum;
 }
@@ -73,7 +80,7 @@ template <int NH> __global__ void __launch_bounds__(NH *DECODE_HD / 4 * SHARE) r
     Four part_bias;
     if (a.part_bias) part_bias = load_four(a.part_bias + c);
     bf16 *residual = a.rows.residual + (int64_t)b * C + c;
-    const float *parts = a.rows.parts + ((int64_t)(lane / APART * (NH / SHARE)) * ROWS_MAX + row) * C + c;
+    const HeadPart *parts = a.rows.parts + ((int64_t)(lane / APART * (NH / SHARE)) * ROWS_MAX + row) * C + c;
     wait_early();
     Four x = load_four(residual);
     if (a.part_bias) {

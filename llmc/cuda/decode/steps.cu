@@ -173,7 +173,7 @@ static bool make_token(DecodeStep *step, const Reading *r) {
 static bool make_rows(DecodeStep *step, const Reading *r) {
     const TokenArgs *a = &r->args;
     const size_t x = (size_t)ROWS_MAX * (size_t)a->C * sizeof(bf16),
-                 parts = (size_t)a->NH * ROWS_MAX * (size_t)a->C * sizeof(float);
+                 parts = (size_t)a->NH * ROWS_MAX * (size_t)a->C * sizeof(HeadPart);
     if (!take_memory(step, x + parts)) return false;
     RowsArgs *many = &step->many;
     many->B = (int)r->rows;
@@ -184,7 +184,7 @@ static bool make_rows(DecodeStep *step, const Reading *r) {
     many->begins = a->begins;
     many->residual = (bf16 *)r->embedding->out;
     many->x = (bf16 *)step->memory;
-    many->parts = (float *)((char *)step->memory + x);
+    many->parts = (HeadPart *)((char *)step->memory + x);
     step->embedding = *r->embedding;
     step->last_norm = *r->last_norm;
     step->head = *r->head;

@@ -115,7 +115,16 @@ __device__ __forceinline__ int4 ld_global_once(const void *global) {
     return v;
 }
 
-/* The same, or zeros where valid is false. */
+/* ld_global_once for 8 bytes. */
+__device__ __forceinline__ uint2 ld_global_once_8(const void *global) {
+    uint2 v;
+    asm volatile("ld.global.L1::no_allocate.L2::128B.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "l"(global));
+    return v;
+}
+
+/* ld_global_once, or zeros where valid is false. */
 __device__ __forceinline__ int4 ld_global_once_if(bool valid, const void *global) {
     int4 v;
     asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n"

@@ -217,7 +217,6 @@ def make_shards(folder, prefix, files, read, settings, fetch=lambda name: name, 
                         return
     finally:
         documents.close()
-    state.done = True
     _finish_shard(folder, prefix, shard, state, (len(files), 0, 0), files, discard)
     if state.shards < 2:
         common.say("note: all of it is in the validation shard; for training shards take a smaller --shard-tokens")
@@ -232,6 +231,7 @@ def _finish_shard(folder, prefix, tokens, state, place, files, discard):
         state.shards += 1
     before = state.file
     state.file, state.document, state.token = place
+    state.done = state.file == len(files)
     state.save()
     for index in range(before, state.file):
         if discard:

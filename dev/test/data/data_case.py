@@ -109,6 +109,14 @@ def run(script, *arguments, cwd=WORK, **environment):
         return subprocess.CompletedProcess(script, code, out.read(), err.read())
 
 
+def run_on_full_disk(script, *arguments):
+    """A limit on the size of files, of 4096 bytes, stands for the full disk: small files fit, a larger one does not."""
+    limited = ("import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); sys.path.insert(0, %r); sys.argv = sys.argv[1:]; "
+               "runpy.run_path(sys.argv[0], run_name='__main__')" % DATA)
+    return subprocess.run([sys.executable, "-c", limited, os.path.join(DATA, script), *arguments], cwd=WORK, text=True, stdout=subprocess.PIPE,
+                          env=dict(os.environ, PYTHONPATH=STUBS, PYTHONDONTWRITEBYTECODE="1"), stderr=subprocess.PIPE)
+
+
 def works(name, done):
     check(name, done.returncode == 0 and not done.stderr, done.stderr)
 

@@ -11,7 +11,8 @@ import sys
 import tarfile
 import time
 
-from data_case import DATA, EOT, HUB, NEWLINE, SPACE, STUBS, TH, THE, WORK, check, edit, equal, ids, parquet, refuses, run, says, shard, tree, works, write
+from data_case import (DATA, EOT, HUB, NEWLINE, SPACE, STUBS, TH, THE, WORK, check, edit, equal, ids, parquet, refuses, run, run_on_full_disk,
+                       says, shard, tree, works, write)
 
 
 def test_tinyshakespeare():
@@ -126,6 +127,10 @@ def resumed(shards):
     refuses("fineweb.py: shards without a state", "there already", run("fineweb.py", "--source", "pq", "--out", out, "--shard-tokens", "4"))
     done = run("fineweb.py", "--source", "pq", "--out", "out/large")
     check("fineweb.py: all in the validation shard is said", "note: all of it is in the validation shard" in done.stdout, done.stdout)
+    parquet("long/1.parquet", text=["ab" * 1000])
+    refuses("fineweb.py: no room for the only shard", "File too large", run_on_full_disk("fineweb.py", "--source", "long", "--out", "out/long"), 1)
+    works("fineweb.py: then there is", run("fineweb.py", "--source", "long", "--out", "out/long"))
+    equal("fineweb.py: it is written then", [len(shard(os.path.join(WORK, "out/long", name))) for name in tree(os.path.join(WORK, "out/long")) if "_0000" in name], [2001])
     parquet("column/1.parquet", body=["x"], id=["y"])
     refuses("fineweb.py: no text column", "1.parquet: no column `text` among body, id", run("fineweb.py", "--source", "column", "--out", "out/column"))
     write("broken/1.parquet", "x")

@@ -4,10 +4,9 @@ import hashlib
 import json
 import os
 import struct
-import subprocess
-import sys
 
-from data_case import DATA, EOT, NEWLINE, SPACE, STUBS, TH, THE, WORK, check, equal, ids, parquet, refuses, run, shard, tree, works, write
+from data_case import (DATA, EOT, NEWLINE, SPACE, TH, THE, WORK, check, equal, ids, parquet, refuses, run, run_on_full_disk, shard, tree,
+                       works, write)
 
 
 def header_of_tokenizer(path, tokens):
@@ -168,11 +167,9 @@ def test_refused_text():
 
 
 def test_failures():
-    """A limit on the size of files stands for a full disk: the first shards fit, a later one does not."""
-    limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); sys.path.insert(0, %r); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')" % DATA
+    """On a full disk the first shards fit, a later one does not."""
     text = write("full.txt", "ab" * 1000)
-    done = subprocess.run([sys.executable, "-c", limited, os.path.join(DATA, "text.py"), text, "--out", "out/full", "--shard-tokens", "500"], cwd=WORK,
-                          env=dict(os.environ, PYTHONPATH=STUBS, PYTHONDONTWRITEBYTECODE="1"), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    done = run_on_full_disk("text.py", text, "--out", "out/full", "--shard-tokens", "500")
     refuses("a full disk", "File too large", done, 1)
     check("a full disk: nothing is left", not os.path.exists(os.path.join(WORK, "out/full")), tree(WORK)[:9])
     write("out/killed/text_train_000007.bin.partial", b"half")

@@ -176,9 +176,9 @@ def spooled(pieces, folder):
         yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).cast("H") if count else array.array("H")
 
 
-def shard_name(prefix, number):
-    """Shard 0 validates."""
-    return "%s_%s_%06d.bin" % (prefix, "train" if number else "val", number)
+def shard_name(prefix, part, number):
+    """part: train, whose shards are numbered from 1, or val, from 0."""
+    return "%s_%s_%06d.bin" % (prefix, part, number)
 
 
 def refuse_leftovers(folder, prefix):
@@ -227,7 +227,7 @@ def _finish_shard(folder, prefix, tokens, state, place, files, discard):
     if len(tokens):
         if state.shards == 0:
             state.save()  # a shard without a state would be another run's
-        common.write_shard(os.path.join(folder, shard_name(prefix, state.shards)), tokens)
+        common.write_shard(os.path.join(folder, shard_name(prefix, "train" if state.shards else "val", state.shards)), tokens)
         state.shards += 1
     before = state.file
     state.file, state.document, state.token = place

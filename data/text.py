@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Your own files as token shards, with GPT-2's tokenizer or with --tokenizer: plain text, JSON Lines, parquet.
 
-Writes OUT/NAME_train_000001.bin, ... and OUT/NAME_val_000000.bin (the last tenth), and gpt2_tokenizer.bin. Every file is one
+Writes OUT/NAME_train_000001.bin, ... and OUT/NAME_val_000000.bin, ... (the last tenth), and gpt2_tokenizer.bin. Every file is one
 document, in the order given, with an end-of-text token before it; of a .jsonl, .ndjson or either as .gz every line is one, of a .parquet every
 row, its text in --field. A glob in quotes stands for its files, sorted; a folder for the files below it, sorted by path, whose
 names have one of --endings; those that are no text are left out. Files are read piece by piece, however large they are.
@@ -30,11 +30,10 @@ def batches(parts, field, errors, progress):
 
 def write_shards(args, tokens, border, write):
     """The tokens from the border on validate."""
-    for number, begin in enumerate(range(0, border, args.shard_tokens), 1):
-        path = os.path.join(args.out, sharding.shard_name(args.name, number))
-        common.write_shard(path, tokens[begin:min(begin + args.shard_tokens, border)], write=write)
-    if border < len(tokens):
-        common.write_shard(os.path.join(args.out, sharding.shard_name(args.name, 0)), tokens[border:], write=write)
+    for part, numbered_from, begin, end in (("train", 1, 0, border), ("val", 0, border, len(tokens))):
+        for number, first in enumerate(range(begin, end, args.shard_tokens), numbered_from):
+            path = os.path.join(args.out, sharding.shard_name(args.name, part, number))
+            common.write_shard(path, tokens[first:min(first + args.shard_tokens, end)], write=write)
 
 
 # ---- which files ----

@@ -57,6 +57,10 @@ def test_text():
     names = ["out/text/mine_%s.bin" % name for name in ("train_000001", "train_000002", "val_000000")]
     equal("text.py: shards", [shard(os.path.join(WORK, name)) for name in names], [stream[:10], stream[10:18], stream[18:]])
     check("text.py: says what it wrote", "out/text/mine_train_000002.bin: 8 tokens" in done.stdout, done.stdout)
+    works("text.py: more validates than a shard holds", run("text.py", one, two, "--out", "out/most", "--val-fraction", "0.6", "--shard-tokens", "10"))
+    names = ["text_%s.bin" % name for name in ("train_000001", "val_000000", "val_000001")]
+    equal("text.py: validation is cut into shards, too", tree(os.path.join(WORK, "out/most")), ["gpt2_tokenizer.bin", *names])
+    equal("text.py: its shards", [shard(os.path.join(WORK, "out/most", name)) for name in names], [stream[:9], stream[9:19], stream[19:]])
     refuses("text.py: a file for a folder", "--out %s: expected a folder, found a file" % two, run("text.py", one, "--out", two))
     refuses("text.py: old shards stay", "mine_train_000001.bin: there already", run("text.py", one, "--out", "out/text", "--name", "mine"))
     done = run("text.py", one, "--out", "out/text", "--val-fraction", "0")

@@ -230,8 +230,9 @@ def check_file(path, size=None, sha256=None, what=None):
             raise DataError("%s: sha256: expected %s, found %s" % (what or path, sha256, digest), 2)
 
 
-def download(url, path, size=None, sha256=None, tries=3, timeout=20):
-    """Fetches url to path, checked: HTTP status, length, size and sha256; retried after network errors."""
+def download(url, path, size=None, sha256=None, tries=3, timeout=20, check=None):
+    """Fetches url to path, checked: HTTP status, length, size and sha256; retried after network errors. check(file) raises where
+    the file may not have its name."""
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     partial = path + PARTIAL
     try:
@@ -247,6 +248,8 @@ def download(url, path, size=None, sha256=None, tries=3, timeout=20):
                     raise DataError("%s: %s" % (url, getattr(error, "reason", error))) from None
             time.sleep(2**attempt)
         check_file(partial, size, sha256, url)
+        if check:
+            check(partial)
         os.replace(partial, path)
     finally:
         if os.path.exists(partial):
@@ -262,11 +265,11 @@ def hint(text):
         raise DataError("%s; hint: %s" % (error, text), error.code) from None
 
 
-def fetched(url, path, advice, size=None, sha256=None):
+def fetched(url, path, advice, size=None, sha256=None, check=None):
     """The path, downloaded if it is not there already. advice: the hint where it cannot be."""
     if not os.path.exists(path):
         with hint(advice):
-            download(url, path, size, sha256)
+            download(url, path, size, sha256, check=check)
     return path
 
 

@@ -2,7 +2,8 @@
 """HellaSwag as the file that --hellaswag scores, byte for byte as llm.c has it but for the vocabulary in its header.
 
 Writes OUT/hellaswag_val.bin: of each item the tokens of its context and of its four endings, a space before each. The
-10,042 items come from --source, or from their public address: lines of JSON with `ctx`, `endings` and `label`.
+10,042 items come from --source, or from their public address: lines of JSON with `ctx`, `endings` and `label`. A download
+is kept where all its lines are items and none is missing.
 """
 import array
 import gzip
@@ -14,6 +15,7 @@ import common
 import documents
 
 URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
+ITEMS = 10042  # of the public file
 MAGIC, VERSION, BEGIN = 20240522, 1, 2**16 - 1
 
 
@@ -34,17 +36,25 @@ def _item(value, place):
     return context, endings, int(label)
 
 
-def items(path):
+def items(path, name=None):
+    """Yields (context, endings, label). name: what messages call the file, the path by default."""
     opened = gzip.open if path.lower().endswith(".gz") else open
     number = 1
     try:
         with opened(path, "rt", encoding="utf-8", newline="\n") as file:
             for line in file:
                 if line.strip():
-                    yield _item(json.loads(line), "%s:%d" % (path, number))
+                    yield _item(json.loads(line), "%s:%d" % (name or path, number))
                 number += 1
     except (ValueError, RecursionError, *documents.DAMAGED) as error:  # not UTF-8, not JSON, cut short
-        raise common.DataError("%s:%d: not a line of JSON: %s" % (path, number, error), 2) from None
+        raise common.DataError("%s:%d: not a line of JSON: %s" % (name or path, number, error), 2) from None
+
+
+def check_download(path):
+    """The file's size and sha256 are not known here; one that is cut has a broken line, or too few."""
+    found = sum(1 for _ in items(path, URL))
+    if found != ITEMS:
+        raise common.DataError("%s: expected %d items, found %d" % (URL, ITEMS, found), 2)
 
 
 def encoder(tokenizer):
@@ -90,7 +100,8 @@ def main():
     parser.add_argument("--out", default=common.default_out("hellaswag"), metavar="DIR")
     args = parser.parse_args()
     with common.output(args.out, "hellaswag"):
-        source = args.source or common.fetched(URL, os.path.join(args.out, "hellaswag_val.jsonl"), "a local copy, as --source FILE")
+        source = args.source or common.fetched(URL, os.path.join(args.out, "hellaswag_val.jsonl"), "a local copy, as --source FILE",
+                                               check=check_download)
         make(os.path.join(args.out, "hellaswag_val.bin"), source, args.tokenizer)
 
 

@@ -204,8 +204,15 @@ def test_hellaswag():
     damaged[12] ^= 255
     refuses("hellaswag.py, a damaged .gz", "damaged.jsonl.gz:1: not a line of JSON", run("hellaswag.py", "--source", write("damaged.jsonl.gz", bytes(damaged)), "--out", "out/refused"))
     check("refused items leave nothing", not os.path.exists(os.path.join(WORK, "out/refused")), "")
-    edit("hellaswag.py", ('"https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"', repr("file://" + WORK + "/web.jsonl")))
+    with open("data/hellaswag.py", encoding="utf-8") as file:
+        check("hellaswag.py: how many items there are", "\nITEMS = 10042 " in file.read())
+    edit("hellaswag.py", ("ITEMS = 10042", "ITEMS = 2"), ('"https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"', repr("file://" + WORK + "/web.jsonl")))
     refuses("hellaswag.py: no network", "hint: a local copy, as --source FILE", run("hellaswag.py", "--out", "out/web"), 1)
+    for name, content, words in (("a line is missing", json.dumps(lines[0]) + "\n", "web.jsonl: expected 2 items, found 1; hint: a local copy"),
+                                 ("the last line is cut", text[:-10], "web.jsonl:2: not a line of JSON")):
+        write("web.jsonl", content)
+        refuses("hellaswag.py: a download of which " + name, words, run("hellaswag.py", "--out", "out/web"))
+        check("hellaswag.py: it is not kept: " + name, not os.path.exists(os.path.join(WORK, "out/web")))
     write("web.jsonl", text)
     works("hellaswag.py: from its address", run("hellaswag.py", "--out", "out/web"))
     equal("hellaswag.py: files", tree(os.path.join(WORK, "out/web")), ["hellaswag_val.bin", "hellaswag_val.jsonl"])

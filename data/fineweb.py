@@ -62,8 +62,9 @@ def make_from_hub(args, out, prefix, repository, inside):
     downloads = os.path.join(out, "download")
 
     def discard(name):
-        if not args.keep:
-            os.remove(os.path.join(downloads, name))
+        path = os.path.join(downloads, name)
+        if not args.keep and os.path.exists(path):
+            os.remove(path)
 
     settings = {"repository": repository, "revision": source.revision}
     sharding.make_shards(out, prefix, files, read_parquet, settings, lambda name: source.fetch(name, downloads),
@@ -78,7 +79,7 @@ def main():
     parser.add_argument("--pretokenized", action="store_true",
                         help="download finished shards (%s) instead of parquet" % ", ".join(PRETOKENIZED.values()))
     parser.add_argument("--max-shards", type=int, metavar="N", help="stop after so many; a later call goes on")
-    parser.add_argument("--keep", action="store_true", help="keep the parquet files")
+    parser.add_argument("--keep", action="store_true", help="keep the parquet files; a call without it removes those whose shards are written")
     sharding.add_shard_tokens(parser)
     sharding.add_workers(parser)
     args = parser.parse_args()

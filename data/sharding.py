@@ -193,9 +193,11 @@ def make_shards(folder, prefix, files, read, settings, fetch=lambda name: name, 
     """Writes PREFIX_val_000000.bin, PREFIX_train_000001.bin, ... under folder, shard_tokens each but the last.
 
     files: names in order; fetch(name): a path to read (a download, or the name itself); read(path): yields its
-    documents; discard(name): called once all shards that need a file are written. settings: what the shards depend on.
+    documents; discard(name): called when all shards that need a file are written, perhaps again by a later call. settings: what
+    the shards depend on.
     """
     state = State(folder, prefix, dict(settings, shard_tokens=shard_tokens, files=len(files)))
+    _let_go(files[:state.file], discard)  # of which a run that was killed behind its last state has let go of none
     if state.done:
         common.say("%s is complete: %d shards" % (folder, state.shards))
         return
@@ -233,6 +235,9 @@ def _finish_shard(folder, prefix, tokens, state, place, files, discard):
     state.file, state.document, state.token = place
     state.done = state.file == len(files)
     state.save()
-    for index in range(before, state.file):
-        if discard:
-            discard(files[index])
+    _let_go(files[before:state.file], discard)
+
+
+def _let_go(files, discard):
+    for name in files if discard else ():
+        discard(name)

@@ -105,7 +105,25 @@ def test_fineweb():
     check("fineweb.py: is data/fineweb10B", os.path.exists(os.path.join(DATA, "fineweb10B/fineweb_val_000000.bin")), tree(DATA))
     # the second shard ends in the second file: the first one is not needed any more
     check("fineweb.py --keep", os.path.exists(os.path.join(DATA, "fineweb10B/download/sample/10BT/001.parquet")), tree(DATA))
+    let_go()
     resumed(shards)
+
+
+def let_go():
+    """--keep leaves what a kill between the state and the removal leaves: the next call removes it, and what it still needs stays."""
+    def downloads():
+        return [name for name in tree(os.path.join(WORK, "out/left")) if name.endswith(".parquet")]
+
+    way = ("fineweb.py", "--out", "out/left", "--shard-tokens", "4", "--max-shards")
+    works("fineweb.py: two shards", run(*way, "2", "--keep"))
+    check("fineweb.py: the file of the finished shards is there", "download/sample/10BT/001.parquet" in downloads(), downloads())
+    works("fineweb.py: no shard more", run(*way, "2"))
+    check("fineweb.py: a file that no shard needs goes", "download/sample/10BT/001.parquet" not in downloads(), downloads())
+    check("fineweb.py: a file that the next shard needs stays", "download/sample/10BT/002.parquet" in downloads(), downloads())
+    works("fineweb.py: all shards", run(*way, "9", "--keep"))
+    check("fineweb.py: the others are there", len(downloads()) == 2, downloads())
+    works("fineweb.py: it is complete", run(*way, "9"))
+    equal("fineweb.py: of a complete one no download is left", downloads(), [])
 
 
 def resumed(shards):

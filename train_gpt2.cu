@@ -64,7 +64,10 @@ static bool score_choices(Training *t, int64_t step, Error *err) {
     const Run *run = t->run;
     const double begun = clock_seconds();
     ChoiceScore score;
-    unsigned char *chosen = run->settings.eval_only ? malloc((size_t)run->choices->n_items) : NULL;
+    const int n = run->choices->n_items;
+    unsigned char *chosen = run->settings.eval_only ? malloc((size_t)n) : NULL;
+    if (run->settings.eval_only && !chosen)
+        return fail(err, EXIT_RUN, "--hellaswag: no memory for the choices of %d items", n);
     const bool ok = training_score(t, &score, chosen, err);
     if (ok && !training_stops(t)) {
         console_score(&t->console, step, &score, clock_seconds() - begun);

@@ -1,10 +1,9 @@
 /* The calls of a Comm that work on the host: over the rendezvous' connections, in both transports. */
 #include "comm_host.h"
 #include <stdlib.h>
-#include <string.h>
 #include "llmc/base/integers.h"
 
-enum { PIECE_BYTES = 1 << 16 }; /* of a rank, gathered at once for a sum */
+enum { PIECE_BYTES = 1 << 16 }; /* of a rank, at once in a sum */
 
 static Rendezvous *rendezvous_of(const Comm *comm) {
     return ((const GroupComm *)comm)->rendezvous;
@@ -18,15 +17,18 @@ static void broadcast_on_host(Comm *comm, void *data, int64_t bytes) {
     rendezvous_broadcast(rendezvous_of(comm), data, (size_t)bytes);
 }
 
+/* Rank 0 adds, so that every rank receives the sum alone: the terms of n ranks to n ranks would be n^2 pieces. */
 static void sum_piece(Comm *comm, double *values, int64_t n) {
-    const int n_ranks = comm->ranks.n_ranks;
+    Rendezvous *r = rendezvous_of(comm);
     const size_t bytes = (size_t)n * sizeof *values;
-    double *all = must_allocate((size_t)n_ranks * bytes, "sums of ranks");
-    gather_on_host(comm, all, values, (int64_t)bytes);
-    memcpy(values, all, bytes);
-    for (int rank = 1; rank < n_ranks; rank++)
+    const int n_ranks = comm->ranks.n_ranks;
+    double *all = NULL;
+    if (ranks_leads(comm->ranks)) all = must_allocate((size_t)n_ranks * bytes, "sums of ranks");
+    rendezvous_collect(r, all, values, bytes);
+    for (int rank = 1; all && rank < n_ranks; rank++)
         for (int64_t i = 0; i < n; i++) values[i] += all[rank * n + i];
     free(all);
+    rendezvous_broadcast(r, values, bytes);
 }
 
 static void sum_on_host(Comm *comm, double *values, int64_t n) {

@@ -356,15 +356,18 @@ void rendezvous_broadcast(Rendezvous *r, void *data, size_t bytes) {
     for (int i = 1; i < r->ranks.n_ranks; i++) send_to(r, i, data, bytes);
 }
 
-void rendezvous_gather(Rendezvous *r, void *out, const void *mine, size_t bytes) {
-    const size_t n = (size_t)r->ranks.n_ranks;
-    if (ranks_leads(r->ranks)) {
-        memcpy(out, mine, bytes);
-        for (size_t i = 1; i < n; i++) receive_from(r, (int)i, (char *)out + i * bytes, bytes);
-    } else {
+void rendezvous_collect(Rendezvous *r, void *out, const void *mine, size_t bytes) {
+    if (!ranks_leads(r->ranks)) {
         send_to(r, 0, mine, bytes);
+        return;
     }
-    rendezvous_broadcast(r, out, n * bytes);
+    memcpy(out, mine, bytes);
+    for (int i = 1; i < r->ranks.n_ranks; i++) receive_from(r, i, (char *)out + (size_t)i * bytes, bytes);
+}
+
+void rendezvous_gather(Rendezvous *r, void *out, const void *mine, size_t bytes) {
+    rendezvous_collect(r, out, mine, bytes);
+    rendezvous_broadcast(r, out, (size_t)r->ranks.n_ranks * bytes);
 }
 
 /* ---- do they agree ---- */

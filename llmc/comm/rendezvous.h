@@ -31,7 +31,9 @@ void rendezvous_close(Rendezvous *r); /* fine on one that is zero, and twice */
 
 /* Over the work connections; all ranks make the same calls. They wait. A lost connection ends the process: the watchdog
  * has a moment to say why, else a line of its own; exit 1. */
-/* out (n_ranks x bytes) on every rank = the ranks' `mine`, by rank. */
+/* out (n_ranks x bytes) on rank 0 = the ranks' `mine`, by rank; the others need none. */
+void rendezvous_collect(Rendezvous *r, void *out, const void *mine, size_t bytes);
+/* The same on every rank: n_ranks^2 x bytes pass rank 0. */
 void rendezvous_gather(Rendezvous *r, void *out, const void *mine, size_t bytes);
 /* data on every rank = rank 0's. */
 void rendezvous_broadcast(Rendezvous *r, void *data, size_t bytes);

@@ -55,6 +55,10 @@ static bool exchange(Rendezvous *r) {
         rendezvous_gather(r, all, mine, sizeof mine);
         for (int i = 0; i < n; i++) ok = ok && all[2 * i] == i && all[2 * i + 1] == 10 * i;
     }
+    memset(all, 0, (size_t)n * sizeof mine);
+    rendezvous_collect(r, ranks_leads(r->ranks) ? all : NULL, mine, sizeof mine);
+    for (int i = 0; i < n && ranks_leads(r->ranks); i++)
+        ok = ok && all[2 * i] == i && all[2 * i + 1] == 10 * i;
     rendezvous_broadcast(r, text, N);
     for (int i = 0; i < N; i++) ok = ok && text[i] == 'x';
     free(all);

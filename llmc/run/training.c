@@ -1,6 +1,7 @@
 #include "training.h"
 #include "llmc/base/clock.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "llmc/checkpoint/checkpoint_directory.h"
 #include "llmc/comm/watchdog.h"
@@ -298,27 +299,39 @@ static void find_lowest_saved(Training *t) {
     comm->broadcast_on_host(comm, &state->best_val_loss, sizeof state->best_val_loss);
 }
 
-bool training_validate(Training *t, double *mean, Error *err) {
-    enum { BLOCK = 256, OF_A_RANK = 8 };
+/* The sum of the losses of n batches, added in their order, which ranks take in turn. Not whole where the run stops. */
+static bool sum_losses(Training *t, int64_t n, double *sum, Error *err) {
+    enum { OF_A_RANK = 8 }; /* batches until the ranks ask each other whether to stop */
     Comm *comm = t->run->comm;
     const Ranks data = setup_data_ranks(t->run);
-    const int most = data.n_ranks < BLOCK / OF_A_RANK ? OF_A_RANK * data.n_ranks : BLOCK;
+    const int most = OF_A_RANK * data.n_ranks; /* no rank waits in a block for one that has more of it */
+    double *losses = must_allocate((size_t)most * sizeof *losses, "losses of batches");
+    bool ok = true;
+    *sum = 0;
+    for (int64_t first = 0; ok && first < n; first += most) {
+        const int block = n - first < most ? (int)(n - first) : most;
+        for (int i = 0; ok && i < block && !training_stops(t); i++) {
+            const bool own = (first + i) % data.n_ranks == data.rank;
+            losses[i] = 0;
+            if (own) ok = eval_batch(t, first + i, &losses[i], err);
+        }
+        if (!ok || training_agrees_to_stop(t)) break;
+        comm->sum_on_host(comm, losses, block);
+        for (int i = 0; i < block; i++) *sum += losses[i];
+    }
+    free(losses);
+    return ok;
+}
+
+bool training_validate(Training *t, double *mean, Error *err) {
+    Comm *comm = t->run->comm;
     const int64_t n = t->run->settings.eval_batches;
-    double sum = 0, losses[BLOCK];
+    double sum;
     watchdog_set(PHASE_VALIDATION, t->state.step);
     dataloader_seek(t->run->val, 0);
     t->val_bytes = 0;
-    for (int64_t first = 0; first < n; first += most) {
-        const int block = n - first < most ? (int)(n - first) : most;
-        for (int i = 0; i < block && !training_stops(t); i++) {
-            const bool own = (first + i) % data.n_ranks == data.rank;
-            losses[i] = 0;
-            if (own && !eval_batch(t, first + i, &losses[i], err)) return false;
-        }
-        if (training_agrees_to_stop(t)) return true;
-        comm->sum_on_host(comm, losses, block);
-        for (int i = 0; i < block; i++) sum += losses[i];
-    }
+    if (!sum_losses(t, n, &sum, err)) return false;
+    if (training_stops(t)) return true;
     if (t->run->settings.eval_only) comm->sum_on_host(comm, &t->val_bytes, 1);
     t->val_bytes /= (double)t->run->settings.context_gpus; /* which all have the same tokens */
     *mean = sum / (double)n;

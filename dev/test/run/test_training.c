@@ -280,6 +280,27 @@ static void test_validation_of_two(int n_batches) {
     CHECK(means[2] == means[0], "%d batches: %.17g by two ranks, %.17g alone", n_batches, means[2], means[0]);
 }
 
+static int n_blocks;
+static void count_blocks(Comm *comm, double *values, int64_t n) {
+    n_blocks += n > 1;
+}
+
+/* However many ranks there are, each has as many batches between two sums. */
+static void test_validation_of_many(void) {
+    Comm comm = comm_alone;
+    double mean;
+    Run run;
+    static Training t;
+    Error err = {0};
+    if (!open_run(&run, &t, &comm)) return;
+    comm.ranks = (Ranks){0, 600};
+    comm.sum_on_host = count_blocks;
+    run.settings.eval_batches = 2 * 8 * 600;
+    CHECK(training_validate(&t, &mean, &err), "%s", err.text);
+    CHECK(n_blocks == 2, "16 batches for each of 600 ranks in %d blocks, expected 2", n_blocks);
+    setup_close(&run);
+}
+
 static void other_asks_to_stop(Comm *comm, StreamId stream, int64_t *x, int64_t n) {
     (void)stream;
     if (n == sizeof(StepSums) / sizeof *x) ((StepSums *)x)->stop += comm->ranks.n_ranks - 1;
@@ -438,6 +459,7 @@ int main(void) {
     if (file) fclose(file);
     test_validation_of_two(7);
     test_validation_of_two(300);
+    test_validation_of_many();
     test_rank_1();
     test_failed_saves();
     test_output_taken_meanwhile();

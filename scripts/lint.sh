@@ -82,6 +82,11 @@ grep -nE '<<<' $(git ls-files -co --exclude-standard '*.c' '*.h') /dev/null && c
 # What is printed goes through terminal.h, which lets nothing pass that a terminal obeys (the device's own failures name sources
 # and kernels alone, and its kernels are linked without the program).
 grep -nE '\b(v?f?printf|f?puts|f?putc|putchar|perror)\(|fwrite\(.*\bstd(out|err)\b' llmc/*/*.c train_gpt2.cu /dev/null | grep -vE '^llmc/base/terminal\.c:' && complain "text for the terminal that does not go through llmc/base/terminal.h"
+# `check NAME [ A ] && [ B ]` checks A alone: both go into one word, for eval.
+quoted="'[^']*'|\"[^\"]*\""
+for file in $(git ls-files -co --exclude-standard '*.sh'); do
+    sed -E "s/$quoted//g" "$file" | grep -nE '^[^#]*\bcheck [^;]*\] *(&&|\|\|)' && complain "$file: a check whose second condition counts for nothing (check NAME eval '[ A ] && [ B ]')"
+done
 
 # ---- pages and results ----
 # The front page is short; a link is [text](path) or [text](path#heading) outside of code blocks, the web's are not followed.

@@ -95,7 +95,7 @@ took=$(($(now) - began))
 check "the cable is pulled: exit codes$codes" [ "$codes" = ' 1 1 1 1' ]
 check "the cable is pulled: ended after $took s" [ $took -le 15 ]
 lines=$(cat "$work"/err* | wc -l)
-check "the cable is pulled: $lines lines, one a host at most" [ "$lines" -ge 1 ] && [ "$lines" -le 2 ]
+check "the cable is pulled: $lines lines, one a host at most" eval '[ "$lines" -ge 1 ] && [ "$lines" -le 2 ]'
 cat "$work"/err*
 ip link set left up
 start "$work/cut" "$@" --resume

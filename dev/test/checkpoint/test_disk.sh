@@ -150,7 +150,7 @@ cp -R "$out/step_00000012" "$work/exported" && rm "$work/exported/trainer_state.
 refuses "--out is a model" '--out .*/exported: is a model itself .*hint: another --out' $training --steps 2 --out "$work/exported"
 mv "$work/exported/model.safetensors" "$work/exported/model-00001-of-00001.safetensors"
 refuses "--out is a model in several files" 'is a model itself' $training --steps 2 --out "$work/exported"
-check "--out is a model: nothing is written there" [ ! -e "$work/exported/log.jsonl" ] && [ ! -e "$work/exported/run.lock" ]
+check "--out is a model: nothing is written there" eval '[ ! -e "$work/exported/log.jsonl" ] && [ ! -e "$work/exported/run.lock" ]'
 mkdir "$work/aside" && cp -R "$out/step_00000012" "$work/aside/.old-step_00000012-1"
 refuses "a new run beside what a kill left aside" 'holds checkpoints of another run .\.old-step_00000012-1' $training --steps 2 --out "$work/aside"
 ln -s nothing "$work/dangling"
@@ -176,7 +176,7 @@ printf X | dd of="$out/step_00000013/optimizer.safetensors" bs=1 seek=5000 conv=
 run $training --steps 13 --resume --out "$out"
 check "a damaged optimizer: its weights stay" [ -s "$out/step_00000013.damaged.1/model.safetensors" ]
 run $training --steps 16 --keep 1 --resume --out "$out"
-check "an edited checkpoint: --keep lets it be" [ -d "$out/step_00000012.damaged.1" ] && [ -d "$out/step_00000012.damaged.2" ]
+check "an edited checkpoint: --keep lets it be" eval '[ -d "$out/step_00000012.damaged.1" ] && [ -d "$out/step_00000012.damaged.2" ]'
 # The run's folder is another file while it trains.
 $program $training --steps 100000 --save-every 4 --out "$work/ours" >"$work/out" 2>"$work/err" &
 trainer=$!

@@ -12,7 +12,7 @@ figures() {
     status=$?
 }
 # seen NAME: the last run of figures showed a line that differs.
-seen() { check "$1" [ "$status" -eq 1 ] && check "$1: the line is shown" grep -q '^-' "$work/out"; }
+seen() { check "$1" [ "$status" -eq 1 ]; check "$1: the line is shown" grep -q '^-' "$work/out"; }
 
 pages=$(grep -rl --include='*.md' '^<!-- figures ' README.md llmc dev)
 figures

@@ -197,7 +197,7 @@ printf '#!/bin/sh\necho "trained $*" >>"%s/made"\n' "$work" >"$work/tree/train_g
 recipe_refuses 'error: the data are missing, and python3'
 mkdir "$work/tree/data/fineweb10B" && : >"$work/tree/data/fineweb10B/fineweb_train_000001.bin" && : >"$work/tree/data/fineweb10B/fineweb_val_000000.bin"
 (cd "$work/tree" && PATH=$work/few exec sh scripts/run_gpt2_124M.sh --seed 9) >"$work/out" 2>"$work/err"
-check "run_gpt2_124M.sh with all there trains" grep -q '^trained --model d12 .*--resume --seed 9$' "$work/made"
+check "run_gpt2_124M.sh with all there trains" grep -q '^trained --recipe llm.c .*--resume --seed 9$' "$work/made"
 check "run_gpt2_124M.sh with all there makes nothing" [ "$(wc -l <"$work/made")" -eq 1 ]
 rm -r "$work/made" "$work/tree/data/fineweb10B" "$work/tree/train_gpt2cu"
 for name in nvcc python3; do cp "$bin/nvcc" "$work/few/$name"; done

@@ -233,15 +233,19 @@ class Recipe(Scripts):
         self.program("bin/nvidia-smi", "#!/bin/sh\necho 'GPU 0: a card'\n")
         done = self.run_shell("run_gpt2_124M.sh", "--seed", "7")
         self.assertEqual(done.returncode, 0, done.stderr)
-        words = done.stdout.splitlines()
+        said = [line for line in done.stdout.splitlines() if line.startswith("recipe llm.c, but ")]
+        words = done.stdout.splitlines()[len(said):]
         self.assertEqual(words[-2:], ["--seed", "7"])
         words.remove("--resume")
         flags = dict(zip(words[0::2], words[1::2]))
         self.assertEqual(flags, {
-            "--optimizer": "adamw", "--model": "d12", "--train": "data/fineweb10B/fineweb_train_*.bin", "--val": "data/fineweb10B/fineweb_val_*.bin",
-            "--batch": "64", "--seq": "1024", "--tokens-per-step": "524288", "--steps": "19073", "--lr": "6e-4", "--warmup": "700",
-            "--final-lr-fraction": "0", "--weight-decay": "0.1", "--beta2": "0.95", "--eval-every": "250", "--eval-batches": "160",
-            "--sample-every": "1000", "--out": "out/124M", "--save-every": "1000", "--keep": "3", "--seed": "7"})
+            "--recipe": "llm.c", "--train": "data/fineweb10B/fineweb_train_*.bin", "--val": "data/fineweb10B/fineweb_val_*.bin", "--eval-batches": "160",
+            "--save-every": "1000", "--out": "out/124M", "--keep": "3", "--seed": "7"})
+        with open(os.path.join(ROOT, "llmc", "run", "FLAGS.md"), encoding="utf-8") as file:
+            rows = re.findall(r"(?m)^\| `(--[a-z0-9-]+)` \|(.*)\|$", file.read().split("| Defaults by recipe ")[1])
+        recipe = {name: values.split("|")[4].strip() for name, values in rows}
+        changed = [f"{name} {flags[name]} for {value}" for name, value in recipe.items() if flags.get(name, value) != value]
+        self.assertEqual([re.search("but (.*):", line)[1] for line in said], changed)
 
 
 class UnicodeClasses(Parts):

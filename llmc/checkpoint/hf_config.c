@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include "llmc/base/files.h"
 #include "llmc/base/json.h"
+#include "llmc/tokenizer/tokenizer.h"
 
 typedef struct Reader {
     const char *path;
@@ -105,7 +106,7 @@ static bool read_fields(const Reader *r, GPT2Config *config) {
               read_size(r, "n_head", &config->n_head) && read_size(r, "n_embd", &config->n_embd) &&
               read_window(r, config) && read_documents(r, config) && read_sparse(r, config);
     if (!ok) return false;
-    if (config->vocab_size > INT32_MAX - 128) return refuse(r, "vocab_size", "at most 2147483519");
+    if (config->vocab_size > INT32_MAX - VOCAB_PADDING) return refuse(r, "vocab_size", "at most 2147483519");
     config->padded_vocab_size = gpt2_pad_vocab(config->vocab_size);
     return check_math(r, config->n_embd) && gpt2_config_check(config, r->path, r->err);
 }

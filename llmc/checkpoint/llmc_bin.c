@@ -4,6 +4,7 @@
 #include <unistd.h>
 #include "llmc/base/files.h"
 #include "llmc/base/integers.h"
+#include "llmc/tokenizer/tokenizer.h"
 #include "pieces.h"
 
 enum { MAGIC = 20240326, VERSION_F32 = 3, VERSION_BF16 = 5, HEADER_INTS = 256, PIECE_ELEMS = 1 << 20 };
@@ -39,7 +40,7 @@ static bool check_header(BinFile *file, const int32_t header[HEADER_INTS], int64
         return fail(err, EXIT_INPUT,
                     "%s: expected a vocabulary of 1 to %d (its padded size) tokens, found %d", path,
                     header[7], config->vocab_size);
-    if (config->vocab_size > INT32_MAX - 128)
+    if (config->vocab_size > INT32_MAX - VOCAB_PADDING)
         return fail(err, EXIT_INPUT, "%s: a vocabulary of %d tokens is too large", path, config->vocab_size);
     config->padded_vocab_size = gpt2_pad_vocab(config->vocab_size);
     if (!gpt2_config_check(config, path, err)) return false;

@@ -14,7 +14,6 @@ enum {
     BEGIN = 65535,
     MAX_BYTES = 1 << 30,
     MAX_ENDINGS = 64,
-    VOCAB_PADDING = 128, /* of a model whose table was rounded up */
 };
 
 #define HINT "hint: data/hellaswag.py --source FILE makes it of lines of JSON"

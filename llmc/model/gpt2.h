@@ -11,7 +11,7 @@
 struct GPT2Config {
     int max_seq_len;       /* rows of wpe */
     int vocab_size;        /* V: real entries */
-    int padded_vocab_size; /* Vp: V rounded up to a multiple of 128; padding rows of wte stay 0 */
+    int padded_vocab_size; /* Vp: V rounded up to a multiple of VOCAB_PADDING; padding rows of wte stay 0 */
     int n_layer, n_head, n_embd;
     int window;     /* attention sees the last `window` positions, the query's own among them; 0: all */
     float dropout;  /* in training: attention's probabilities, each branch's output, the embedding; 0: none */

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <strings.h>
 #include "llmc/base/integers.h"
+#include "llmc/tokenizer/tokenizer.h"
 
 /* To add a named size, add a row. GPT-2's and GPT-3's sizes, and two small ones that train in a minute. */
 static const struct Descriptor {
@@ -95,7 +96,7 @@ bool gpt2_config_from_descriptor(GPT2Config *config, const char *descriptor, Err
 }
 
 int gpt2_pad_vocab(int vocab_size) {
-    return (int)round_up(vocab_size, 128);
+    return (int)round_up(vocab_size, VOCAB_PADDING);
 }
 
 static bool heads_fit(int n_embd, int n_head) {

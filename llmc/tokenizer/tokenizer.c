@@ -159,7 +159,8 @@ int tokenizer_vocab_size(const Tokenizer *tokenizer) {
 bool tokenizer_fits(const Tokenizer *tokenizer, int n_rows) {
     const int64_t n = tokenizer->vocabulary.n_tokens;
     bool fits = false;
-    for (int64_t multiple = 1; multiple <= 128; multiple *= 2) fits = fits || round_up(n, multiple) == n_rows;
+    for (int64_t multiple = 1; multiple <= VOCAB_PADDING; multiple *= 2)
+        fits = fits || round_up(n, multiple) == n_rows;
     return fits;
 }
 

@@ -12,6 +12,9 @@ typedef struct Tokenizer Tokenizer;
 enum { GPT2_VOCAB = 50257, GPT2_EOT = GPT2_VOCAB - 1 };
 #define GPT2_TOKENIZER_FILE "gpt2_tokenizer.bin"
 
+/* A model's table has its tokens rounded up to a multiple of so many rows; others' are to smaller powers of two. */
+enum { VOCAB_PADDING = 128 };
+
 /* spec: "bytes" (256 tokens, token = byte); a llm.c tokenizer .bin (magic 20240328); Hugging Face's
  * tokenizer.json; a directory with such a tokenizer.bin, a tokenizer.json, or vocab.json and merges.txt: those
  * that are there must agree. NULL on error. */
@@ -20,7 +23,8 @@ Tokenizer *tokenizer_open(const char *spec, Error *err);
 bool tokenizer_is_in(const char *directory);
 void tokenizer_close(Tokenizer *tokenizer);
 int tokenizer_vocab_size(const Tokenizer *tokenizer);
-/* Whether its ids can be those of a table of so many rows: as many, or rounded up, to a multiple of 128 at most. */
+/* Whether its ids can be those of a table of so many rows: as many, or rounded up to a multiple, at most of
+ * VOCAB_PADDING. */
 bool tokenizer_fits(const Tokenizer *tokenizer, int n_rows);
 /* End-of-text id, -1 where there is none (bytes). */
 int tokenizer_eot(const Tokenizer *tokenizer);

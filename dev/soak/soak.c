@@ -4,6 +4,7 @@
  * Usage: build/soak [CAMPAIGN [CASE]], from the repository root. From the environment: KILLS, TERMS, DAMAGED, FLAGS,
  * RANKS (cases of each campaign), JOBS, SEED, PROGRAM, SANITIZED_PROGRAM. */
 #include "llmc/base/clock.h"
+#include "llmc/base/random.h"
 #include "soak.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -60,10 +61,7 @@ void finding(const char *format, ...) {
 }
 
 uint64_t draw(void) {
-    uint64_t x = state += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
+    return random_mix(state += 0x9e3779b97f4a7c15u);
 }
 
 int64_t draw_below(int64_t n) {

@@ -185,18 +185,32 @@ def output(folder, prefix):
         raise
 
 
-# How files begin that are easily taken for text: what they are, and how to have their text.
+# How files begin (at a byte, so) that are easily taken for text: what they are, and how to have their text; None: not at all. The rows are
+# those of llmc/base/file_kind.c.
 BINARY = (
-    (b"PAR1\x15", "parquet", "data/text.py reads the column --field of a file named .parquet"),
-    (b"ARROW1", "arrow", "write its text column as lines of JSON (.jsonl)"),
-    (b"\x1f\x8b", "gzip", "gunzip it; only .jsonl.gz and .ndjson.gz are read as they are"),
-    (b"\x28\xb5\x2f\xfd", "zstd", "unzstd it"),
-    (b"\xfd7zXZ\0", "xz", "unxz it"),
-    (b"BZh", "bzip2", "bunzip2 it"),
-    (b"PK\x03\x04", "zip", "unzip it"),
-    (b"%PDF-", "PDF", "pdftotext makes text of it"),
-    (b"\xff\xfe", "UTF-16 text", "iconv -f UTF-16 -t UTF-8"),
-    (b"\xfe\xff", "UTF-16 text", "iconv -f UTF-16 -t UTF-8"),
+    (0, b"\x1f\x8b", "gzip", "gunzip -k FILE; only .jsonl.gz and .ndjson.gz are read as they are"),
+    (0, b"\x28\xb5\x2f\xfd", "zstd", "unzstd FILE"),
+    (0, b"\xfd7zXZ\0", "xz", "unxz -k FILE"),
+    (4, b"1AY&SY", "bzip2", "bunzip2 -k FILE"),
+    (0, b"\x04\x22\x4d\x18", "lz4", "unlz4 FILE"),
+    (0, b"PK\3\4", "zip", "unzip FILE"),
+    (0, b"7z\xbc\xaf\x27\x1c", "7-zip", "7z x FILE"),
+    (257, b"ustar", "a tar archive", "tar xf FILE"),
+    (0, b"PAR1\x15", "parquet", "data/text.py reads the column --field of a file named .parquet"),
+    (0, b"ARROW1\0\0", "arrow", "write its text column as lines of JSON (.jsonl)"),
+    (0, b"\xff\xfe\0\0", "UTF-32 text", "iconv -f UTF-32 -t UTF-8 FILE"),
+    (0, b"\0\0\xfe\xff", "UTF-32 text", "iconv -f UTF-32 -t UTF-8 FILE"),
+    (0, b"\xff\xfe", "UTF-16 text", "iconv -f UTF-16 -t UTF-8 FILE"),
+    (0, b"\xfe\xff", "UTF-16 text", "iconv -f UTF-16 -t UTF-8 FILE"),
+    (0, b"\x89PNG\r\n\x1a\n", "a PNG picture", None),
+    (0, b"\xff\xd8\xff", "a JPEG picture", None),
+    (0, b"GIF87a", "a GIF picture", None),
+    (0, b"GIF89a", "a GIF picture", None),
+    (0, b"%PDF-", "PDF", "pdftotext FILE"),
+    (0, b"\x93NUMPY", "a numpy array", None),
+    (0, b"\x89HDF\r\n\x1a\n", "HDF5", None),
+    (0, b"\x7fELF", "a program", None),
+    (0, b"SQLite format 3\0", "an SQLite database", None),
 )
 
 
@@ -204,9 +218,9 @@ def check_text(path):
     """Raises where the file begins as one that is no text."""
     with open(path, "rb") as file:
         begin = file.read(4096)
-    for magic, kind, hint in BINARY:
-        if begin.startswith(magic) and (kind != "bzip2" or begin[4:10] == b"1AY&SY"):
-            raise DataError("%s: looks like %s, not text; hint: %s" % (path, kind, hint), 2)
+    for at, magic, kind, how in BINARY:
+        if begin.startswith(magic, at):
+            raise DataError("%s: looks like %s, not text; hint: %s" % (path, kind, how or "training data are text in UTF-8"), 2)
     if b"\0" in begin:
         raise DataError("%s: byte %d is null, which no text has" % (path, begin.index(b"\0")), 2)
 

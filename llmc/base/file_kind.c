@@ -2,7 +2,7 @@
 #include <string.h>
 
 /* How the file begins (`begin` at byte `at`), what it is then, and how its text can be had. To refuse one more kind,
- * add a row; kinds whose text is beyond help have no hint of their own. */
+ * add a row, and one to BINARY in data/common.py; kinds whose text is beyond help have no hint of their own. */
 static const struct {
     int at, n;
     const char *begin, *name, *hint;

@@ -1,9 +1,11 @@
 """data/common.py alone: files, downloads from a server of this test's own, GPT-2's ranks, how a script ends."""
+import ast
 import base64
 import errno
 import hashlib
 import http.server
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,6 +91,32 @@ class Files(Common):
             sys.modules["numpy"] = types.ModuleType("numpy")  # it is refused before an array is made
         self.fails("2147483648 tokens are more than", 1, self.common.write_shard, self.path("x.bin"), range(2**31))
         self.assertEqual(os.listdir(self.folder), [])
+
+
+class Kinds(Common):
+    # Of which the scripts read a part themselves, and say so.
+    READ = "gzip", "parquet", "arrow"
+
+    def test_files_that_are_no_text_are_those_of_the_trainer(self):
+        with open(os.path.join(ROOT, "llmc", "base", "file_kind.c"), encoding="utf-8") as file:
+            table = file.read().split("kinds[] = {")[1].split("\n};")[0]
+        literal = r'"(?:[^"\\]|\\.)*"'
+        rows = re.findall(r"\{(\d+),\s*(\d+),\s*((?:%s\s*)+),\s*(%s),\s*(NULL|%s)\s*\}" % (literal, literal, literal), table)
+        self.assertEqual((len(rows) > 20, len(rows)), (True, table.count("{")))
+        of_trainer = []
+        for at, n, begin, kind, how in rows:
+            magic = b"".join(ast.literal_eval("b" + word) for word in re.findall(literal, begin))
+            self.assertEqual(len(magic), int(n), kind)
+            kind, how = ast.literal_eval(kind), None if how == "NULL" else ast.literal_eval(how)
+            of_trainer.append((int(at), magic, kind, "" if kind in self.READ else how))
+        self.assertEqual([(*row[:3], "" if row[2] in self.READ else row[3]) for row in self.common.BINARY], of_trainer)
+
+    def test_each_is_refused(self):
+        for at, magic, kind, how in self.common.BINARY:
+            path = self.path("x.txt")
+            with open(path, "wb") as file:
+                file.write(b"x" * at + magic + b"x")
+            self.fails(f"x.txt: looks like {kind}, not text; hint: {re.escape(how or 'training data are text')}", 2, self.common.check_text, path)
 
 
 class Downloads(Common):

@@ -187,8 +187,8 @@ def reordered(m, weights, draw):
             for name, w in weights.items()}
 
 
-# Muon's polynomials, x becomes a x + b x^3 + c x^5, as llmc/model/muon.h has them: what the norm of the matrix is multiplied
-# with before, and (a, b, c) of the steps.
+# Muon's polynomials, x becomes a x + b x^3 + c x^5, as llmc/model/newton_schulz.c has them: what the norm of the matrix
+# is multiplied with before, and (a, b, c) of the steps.
 POLYNOMIALS = {
     "polar-express": (1.02, ((8.156554524902461, -22.48329292557795, 15.878769915207462),
                              (4.042929935166739, -2.808917465908714, 0.5000178451051316),

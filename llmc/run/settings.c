@@ -62,10 +62,10 @@ static RecipeId choose_recipe(const Settings *s, bool on_gpu) {
     return on_gpu ? RECIPE_GPU_SMALL : RECIPE_CPU_SMALL;
 }
 
-/* The multiple of `of`, at least one, that is nearest to x. */
 /* Of the flags of a checkpoint and a log, where the ranks changed --tokens-per-step. */
 static const char *const asked_tokens = "tokens-per-step-asked";
 
+/* The multiple of `of`, at least one, that is nearest to x. */
 static int64_t nearest(int64_t x, int64_t of) {
     return clamp_i64((x + of / 2) / of, 1, INT64_MAX) * of;
 }

@@ -12,7 +12,7 @@
  * one step of its loops; `build/test_ops -v` names the kernel of each case. A kernel with GELU of its own is also named
  * in is_ours (dev/ops/ops.c), which chooses how far off its GELU may be.
  *
- * Names: a kernel for one architecture ends in _sm90, others do not. scripts/lint.sh looks for spills in *_sm90.cu alone.
+ * Names: a kernel for one architecture ends in _sm90, others do not. Here scripts/lint.sh looks for spills in *_sm90.cu.
  * Format: clang-format -i FILE; make lint. */
 #pragma once
 #include "gemm.cuh"

@@ -1,4 +1,4 @@
-/* Window and dropout of scores in the layout of mma.sync's accumulators (tile.cuh): element [b][n][i] of a lane is
+/* Window and dropout of scores in the layout of mma.sync's accumulators (sm80_tile.cuh): element [b][n][i] of a lane is
  * row 16 b + 8 (i / 2) + lane/4 and column 8 n + 2 (lane % 4) + i % 2. */
 #pragma once
 #include "llmc/cuda/attention/mask.cuh"

@@ -166,7 +166,7 @@ typedef struct FlagDifference {
     char saved[120], now[120];
 } FlagDifference;
 
-/* Flags that bend a resumed run and differ between saved_json, as flags_to_json wrote it, and now. A flag that
+/* Flags that affect a resumed run and differ between saved_json, as flags_to_json wrote it, and now. A flag that
  * saved_json lacks is not counted. Returns how many differ; -1 where saved_json is no JSON object. */
 int flags_differences(const char *saved_json, const Settings *now, FlagDifference found[FLAGS_MAX]);
 

@@ -472,7 +472,7 @@ static void describe(char *buffer, size_t size, const Flag *flag, const char *te
 }
 
 /* With --reproducible the number of GPUs shows in no bit; a tokenizer that is not named is the checkpoint's. */
-static bool bends_run(const Flag *flag, const Settings *s) {
+static bool affects_run(const Flag *flag, const Settings *s) {
     return flag->affects_training && !(s->reproducible && strcmp(flag->name, "gpus") == 0) &&
            !(strcmp(flag->name, "tokenizer") == 0 && !s->tokenizer);
 }
@@ -486,7 +486,7 @@ int flags_differences(const char *saved_json, const Settings *now, FlagDifferenc
         const Flag *flag = &flags_table[i];
         const JsonValue *before = json_get(json_root(saved), flag->name);
         const char *after = flag_get_text(now, flag, number);
-        if (!bends_run(flag, now) || !before || same_value(before, after)) continue;
+        if (!affects_run(flag, now) || !before || same_value(before, after)) continue;
         FlagDifference *d = &found[n++];
         d->name = flag->name;
         describe(d->saved, sizeof d->saved, flag, saved_text(before));

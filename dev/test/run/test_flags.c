@@ -561,7 +561,7 @@ static void test_json(void) {
           err.text);
     int n = flags_differences(json, &s, found);
     CHECK(n == 2 && strcmp(found[0].name, "lr") == 0 && strcmp(found[1].name, "schedule") == 0,
-          "lr and schedule bend the run, prompt and eval-every do not: %d", n);
+          "lr and schedule affect the run, prompt and eval-every do not: %d", n);
     CHECK(strcmp(found[0].saved, "0.1") == 0 && strcmp(found[0].now, "0.2") == 0 &&
               strcmp(found[1].saved, "cosine") == 0 && strcmp(found[1].now, "linear") == 0,
           "both values: %s %s, %s %s", found[0].saved, found[0].now, found[1].saved, found[1].now);

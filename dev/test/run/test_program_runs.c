@@ -159,7 +159,7 @@ static void test_resumed_elsewhere(void) {
     static ProgramLog log;
     static const char *const first = "--batch 2 --steps 3", *const second = "--batch 1 --steps 6";
     const char *common =
-        strstr(PLAIN_FLAGS, "--seq"); /* constant rate: the steps to come do not bend the first three */
+        strstr(PLAIN_FLAGS, "--seq"); /* constant rate: the steps to come do not affect the first three */
     char flags[2][900], out[300], moved[300];
     Direct d;
     snprintf(out, sizeof out, "%s/there", folder);

@@ -85,38 +85,41 @@ static void test_quoted(void) {
 }
 
 /* Flags that change the result are named when a run is resumed with others, and no other flag. */
-static void test_what_bends(void) {
-    static const char *const bends[] = {"train b.txt",
-                                        "val v.txt",
-                                        "tokenizer bytes",
-                                        "window 3",
-                                        "sparse 64,0,0",
-                                        "batch 3",
-                                        "seq 8",
-                                        "tokens-per-step 48",
-                                        "steps 9",
-                                        "lr 0.5",
-                                        "warmup 2",
-                                        "final-lr-fraction 0.5",
-                                        "schedule wsd",
-                                        "weight-decay 0.3",
-                                        "beta1 0.5",
-                                        "beta2 0.6",
-                                        "eps 1e-5",
-                                        "dropout 0.5",
-                                        "clip 3",
-                                        "seed 5",
-                                        "attention standard",
-                                        "overfit 1"};
+static void test_what_affects_a_run(void) {
+    static const char *const affecting[] = {"train b.txt",
+                                            "val v.txt",
+                                            "tokenizer bytes",
+                                            "window 3",
+                                            "sparse 64,0,0",
+                                            "batch 3",
+                                            "seq 8",
+                                            "tokens-per-step 48",
+                                            "steps 9",
+                                            "lr 0.5",
+                                            "warmup 2",
+                                            "final-lr-fraction 0.5",
+                                            "schedule wsd",
+                                            "weight-decay 0.3",
+                                            "beta1 0.5",
+                                            "beta2 0.6",
+                                            "eps 1e-5",
+                                            "dropout 0.5",
+                                            "clip 3",
+                                            "seed 5",
+                                            "attention standard",
+                                            "overfit 1"};
     static const char *const others[] = {
         "eval-every 3",  "eval-batches 3", "sample-every 3",  "sample-tokens 3", "prompt x",
         "temperature 2", "top-k 3",        "recompute block", "graph off",       "top-p 0.5",
         "min-p 0.1",     "stop x",         "samples 3"};
     const char *base = "--train a.txt --model nano --batch 2 --seq 16 --steps 4";
-    enum { BENDS = sizeof bends / sizeof *bends, ALL = BENDS + sizeof others / sizeof *others };
+    enum {
+        AFFECTING = sizeof affecting / sizeof *affecting,
+        ALL = AFFECTING + sizeof others / sizeof *others
+    };
     for (int i = 0; i < ALL; i++) {
-        const bool bent = i < BENDS;
-        const char *flag = bent ? bends[i] : others[i - BENDS];
+        const bool affects = i < AFFECTING;
+        const char *flag = affects ? affecting[i] : others[i - AFFECTING];
         Settings s, now;
         Error err;
         char name[40];
@@ -129,7 +132,7 @@ static void test_what_bends(void) {
         const Flag *row = &flags_table[flag_find(name)];
         CHECK(flag_set_value(&now, row, name, flag + strcspn(flag, " ") + 1, &err), "%s", err.text);
         const int n = flags_differences(saved, &now, found);
-        CHECK(bent ? n == 1 && strcmp(found[0].name, name) == 0 : n == 0, "--%s: %d differences are named",
+        CHECK(affects ? n == 1 && strcmp(found[0].name, name) == 0 : n == 0, "--%s: %d differences are named",
               flag, n);
         free(saved);
     }
@@ -297,7 +300,7 @@ int main(void) {
     test_values();
     test_meant();
     test_quoted();
-    test_what_bends();
+    test_what_affects_a_run();
     test_settings();
     test_settings_of_profile();
     test_stop();

@@ -30,7 +30,7 @@ EXPORT size_t attention_scratch(int B, int T, int NH, int HD) {
     shape.T = T;
     shape.C = NH * HD;
     shape.NH = NH;
-    return attention_scratch_bytes(&shape, DTYPE_BF16);
+    return attention_scratch_bytes(&shape);
 }
 
 static AttentionMask mask_of(int window, const int32_t *starts, const int32_t *ends, float p,

@@ -6,13 +6,13 @@ static size_t larger(size_t a, size_t b) {
 }
 
 /* One buffer serves every op, so the neediest decides. */
-template <DType DTYPE> static size_t scratch_bytes(const OpShape *shape) {
+static size_t scratch_bytes(const OpShape *shape) {
     size_t bytes = embedding_scratch_bytes((int64_t)shape->B * shape->T, shape->C);
     bytes = larger(bytes, layernorm_scratch_bytes(shape->C));
     bytes = larger(bytes, column_sums_scratch_bytes(4 * shape->C));
     bytes = larger(bytes, column_sums_scratch_bytes(shape->Vp));
     bytes = larger(bytes, linear_scratch_bytes((int64_t)shape->B * shape->T, 4 * shape->C));
-    return larger(bytes, attention_scratch_bytes(shape, DTYPE));
+    return larger(bytes, attention_scratch_bytes(shape));
 }
 
 static const char *kernel_ran(void) {
@@ -26,7 +26,7 @@ template <typename T, DType DTYPE> static constexpr Ops table(const char *name) 
     ops.name = name;
     ops.dtype = DTYPE;
     ops.device = &device_cuda;
-    ops.scratch_bytes = scratch_bytes<DTYPE>;
+    ops.scratch_bytes = scratch_bytes;
     ops.kernel_ran = kernel_ran;
 #define CUDA_OP(Type, name) ops.name = name<T>;
     EACH_OP(CUDA_OP)

@@ -12,4 +12,4 @@
 #include "llmc/cuda/cuda_ops.cuh"
 
 /* Bytes that attention_backward needs of the scratch buffer: the most that any path takes, on any device. */
-size_t attention_scratch_bytes(const OpShape *shape, DType dtype);
+size_t attention_scratch_bytes(const OpShape *shape);

@@ -183,8 +183,7 @@ static size_t larger(size_t a, size_t b) {
 }
 
 /* Enough for every path: the plan must not depend on the device. */
-size_t attention_scratch_bytes(const OpShape *shape, DType dtype) {
-    (void)dtype;
+size_t attention_scratch_bytes(const OpShape *shape) {
     const int B = shape->B, T = shape->T, NH = shape->NH;
     const size_t stats = (size_t)B * NH * T * sizeof(RowStats);
     const bool lists = shape->sparse.window > 0 && shape->C / NH <= 128;

@@ -1,9 +1,6 @@
-/* The order of the tiles of an attention kernel, the constants of its exponentials, and its shared memory. */
+/* The order of the tiles of an attention kernel, and its shared memory. */
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
-
-constexpr float LOG2E = 1.4426950408889634f;
-constexpr float LN2 = 0.6931471805599453f;
 
 /* ---- the order of tiles ---- */
 

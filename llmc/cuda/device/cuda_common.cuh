@@ -60,6 +60,9 @@ template <> __device__ inline bf16 from_float<bf16>(float x) {
     return __float2bfloat16_rn(x);
 }
 
+/* exp(x) is 2^(LOG2E x), log(x) LN2 log2(x). */
+static constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+
 /* ---- 16-byte accesses ---- */
 
 template <int BYTES> struct Element { typedef float Type; };

@@ -21,8 +21,7 @@ template <> __device__ inline float exp_of<float>(float x) {
     return expf(x);
 }
 template <> __device__ inline float exp_of<bf16>(float x) {
-    const float log2_e = 1.44269504f;
-    return ex2(x * log2_e);
+    return ex2(x * LOG2E);
 }
 
 /* ---- pass one ---- */

@@ -430,7 +430,7 @@ template <typename X> __global__ void __launch_bounds__(DRAW_COLUMNS) draw_kerne
     const bool any_bad = __syncthreads_or(own.is_bad);
     const int n_bad = any_bad ? block_join(count_bad<AT_ONCE>(logits, a.V, share), Sum()) : 0;
     const Row<X> row = {staged ? reinterpret_cast<const X *>(dynamic) : logits, a.V, value_of_key(largest),
-                        fminf(1.4426950408889634f / a.temperature, FLT_MAX)};
+                        fminf(LOG2E / a.temperature, FLT_MAX)};
     int token;
     if (isfinite(row.largest)) {
         const uint64_t state = a.rng[b] + 0x9e3779b97f4a7c15u; /* as random_uniform */

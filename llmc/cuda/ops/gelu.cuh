@@ -10,7 +10,7 @@
 /* logistic(2u), u = sqrt(2/pi) (x + 0.044715 x^3) */
 template <typename T = float> __device__ __forceinline__ float gelu_gate(float x) {
     if constexpr (sizeof(T) == sizeof(bf16)) {
-        const float c = -1.5957691216f * 1.4426950409f; /* log2(e) */
+        const float c = -1.5957691216f * LOG2E;
         return rcp(1.0f + ex2(x * fmaf(c * 0.044715f, x * x, c)));
     } else {
         const float two_u = 1.5957691216f * x * (1.0f + 0.044715f * x * x);

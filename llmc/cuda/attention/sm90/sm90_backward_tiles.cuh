@@ -52,31 +52,32 @@ __device__ __forceinline__ Work receive_work(NextWork &next, Ring<1> at) {
 
 /* Between the tiles of a pair, of one column block: tile 2p + 1 tells tile 2p by a barrier, and tile 2p adds two to the
  * semaphore. (If each did, through L2, a step would take 50 to 140 clocks more, as measured at head size 128
- * when its tiles still added one by one.) TURNS: more than lie between them. */
-template <int TURNS> struct PairSemaphore {
+ * when its tiles still added one by one.) BARRIERS: more than lie between them. */
+template <int BARRIERS> struct PairSemaphore {
     uint32_t here, at_first; /* the barriers; those of the cluster's first block */
     bool leads;              /* tile 2p + 1 */
     unsigned n;              /* signalled, waited for, or left to another reducer */
 
     __device__ __forceinline__ void wait(const unsigned *semaphore_at, unsigned value, bool is_first) {
         if (leads || is_first) return wait_semaphore(semaphore_at, value);
-        mbarrier_wait_cluster(here + n % TURNS * 8, n / TURNS & 1);
+        mbarrier_wait_cluster(here + n % BARRIERS * 8, n / BARRIERS & 1);
         fence_proxy_async_global();
         n++;
     }
     __device__ __forceinline__ void signal(unsigned *semaphore_at, bool is_first) {
         if (!leads) return add_release(semaphore_at, is_first ? 1 : 2);
-        mbarrier_arrive_release_at(at_first + n % TURNS * 8);
+        mbarrier_arrive_release_at(at_first + n % BARRIERS * 8);
         n++;
     }
     __device__ __forceinline__ void skip(bool is_first) { n += leads || !is_first; }
 };
 
 /* The semaphore of a reducer. pair_barriers: those of its column block, at the same address in both blocks. */
-template <class C, int TURNS> __device__ __forceinline__ auto semaphore_of(uint64_t (&pair_barriers)[TURNS]) {
+template <class C, int BARRIERS>
+__device__ __forceinline__ auto semaphore_of(uint64_t (&pair_barriers)[BARRIERS]) {
     if constexpr (C::CLUSTER > 1) {
         const uint32_t here = shared_address(pair_barriers);
-        return PairSemaphore<TURNS>{here, cluster_address(here, 0), cluster_rank() == 1, 0};
+        return PairSemaphore<BARRIERS>{here, cluster_address(here, 0), cluster_rank() == 1, 0};
     } else {
         return GlobalSemaphore{};
     }

@@ -104,6 +104,13 @@ done
 for script in scripts/*.py scripts/*.sh; do
     grep -q "\`$(basename "$script")\`" scripts/README.md || complain "scripts/README.md does not say what $script does"
 done
+# Hints and pages call them as commands: data/text.py FILE.
+for script in data/*.py scripts/*.py scripts/*.sh; do
+    case $(head -n 1 "$script") in
+    '#!'*) [ -x "$script" ] || complain "$script begins with #! and is not executable (chmod +x)" ;;
+    *) [ ! -x "$script" ] || complain "$script is executable and does not begin with #!" ;;
+    esac
+done
 for page in llmc/README.md dev/README.md dev/test/README.md dev/results/README.md data/README.md scripts/README.md; do
     grep -qF "]($page" README.md || complain "README.md does not lead to $page"
 done

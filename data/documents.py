@@ -1,10 +1,12 @@
 """The texts of files, however large: plain text, JSON Lines (.jsonl, .ndjson, either as .gz) and parquet; and how far one has come."""
+import errno
 import glob
 import gzip
 import io
 import json
 import os
 import re
+import stat
 import sys
 import time
 import zlib
@@ -129,17 +131,50 @@ def is_text(path):
     return True
 
 
+def _is_file(path):
+    """False of a link to nowhere, too; raises where it cannot be known, as in a folder that may be listed and not entered."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return False
+        raise
+
+
+def _raise(error):
+    raise error
+
+
 def _in_folder(folder, endings):
     if not endings:
         raise common.DataError("%s: Is a directory; hint: --endings .txt,.md takes its files" % folder, 2)
-    found = sorted(os.path.join(where, file) for where, _, below in os.walk(folder) for file in below if file.endswith(endings))
-    return [path for path in found if os.path.isfile(path) and (is_named(path, (*LINES, COLUMNS)) or is_text(path))]
+    below_it = os.walk(folder, onerror=_raise)  # which else passes over a folder that cannot be read
+    found = sorted(os.path.join(where, file) for where, _, below in below_it for file in below if file.endswith(endings))
+    return [path for path in found if _is_file(path) and (is_named(path, (*LINES, COLUMNS)) or is_text(path))]
+
+
+def check_folders(pattern):
+    """Raises where a folder in which a glob's names are looked for cannot be read: glob passes over it."""
+    parts = pattern.split(os.sep)
+    for i, part in enumerate(parts):
+        before = "".join(name + os.sep for name in parts[:i])
+        if not glob.has_magic(before + part):
+            continue
+        folders = glob.glob(before, recursive=True) if before else [""]
+        if part == "**":
+            folders += glob.glob(before + part + os.sep, recursive=True)
+        for folder in folders:
+            if glob.has_magic(part):
+                os.scandir(folder.rstrip(os.sep) or folder or os.curdir).close()
+            elif part:
+                _is_file(folder + part)
 
 
 def _matches(name):
     """The files of a glob, sorted; of a name that is there, or is no glob, itself."""
     if os.path.exists(name) or not glob.has_magic(name):
         return [name]
+    check_folders(name)
     found = sorted(path for path in glob.glob(name, recursive=True) if not os.path.isdir(path))
     if not found:
         raise common.DataError("%s: no such file, and as a pattern it matches none" % name, 2)

@@ -45,7 +45,9 @@ def download_shards(version, folder, prefix, max_shards):
 
 
 def make_from_folder(args, out, prefix):
-    files = sorted(glob.glob(os.path.join(glob.escape(args.source), "*.parquet")))
+    pattern = os.path.join(glob.escape(args.source), "*.parquet")
+    documents.check_folders(pattern)
+    files = sorted(glob.glob(pattern))
     if not files:
         raise common.DataError("%s: no *.parquet files there" % args.source, 2)
     settings = {"source": os.path.abspath(args.source), "names": [os.path.basename(name) for name in files]}

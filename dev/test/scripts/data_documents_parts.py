@@ -1,4 +1,5 @@
-"""data/documents.py alone: the line on a terminal, and that texts are read piece by piece. What is read is test_data.sh's."""
+"""data/documents.py alone: the line on a terminal, texts read piece by piece, closed folders. What is read is test_data.sh's."""
+import errno
 import io
 import itertools
 import os
@@ -85,3 +86,55 @@ class Documents(Parts):
         for blank in ("\u3000", "\u00a0", "\r"):
             path = self.write("blanks.txt", ("\u4e2d" + blank + "\n") * 700000)
             self.assertEqual(len(list(self.documents.texts(path))), 1)
+
+
+class Folders(Parts):
+    """That of them that cannot be read is an error; the tests may run as root, who can read all, so it is pretended."""
+
+    def setUp(self):
+        super().setUp()
+        self.documents = self.module_of_data("documents")
+        for name in ("a1/x/y.txt", "a2/x/y.txt", "a1/a.txt", "a2/b.txt"):
+            self.file(name, "x")
+        os.symlink("nowhere", self.path("a1", "link.txt"))
+        os.symlink("itself.txt", self.path("a1", "itself.txt"))
+
+    def close(self, name, function):
+        """os.FUNCTION of a path below folder NAME, or of that itself for scandir, is not permitted."""
+        real, closed = getattr(os, function), self.path(name)
+
+        def checked(path=".", *arguments, **named):
+            text = os.path.abspath(path) if isinstance(path, str) else ""
+            if text.startswith(closed + os.sep) or function == "scandir" and text == closed:
+                raise PermissionError(errno.EACCES, "Permission denied", path)
+            return real(path, *arguments, **named)
+
+        self.replace(os, function, checked)
+
+    def denied(self, expected, *words):
+        with self.assertRaises(PermissionError, msg=words) as raised:
+            self.documents.expand([self.path(word) for word in words], (".txt",))
+        self.assertEqual(raised.exception.filename, self.path(expected))
+
+    def found(self, *words):
+        return [os.path.relpath(path, self.folder) for path in self.documents.expand([self.path(word) for word in words], (".txt",))]
+
+    def test_all_can_be_read(self):
+        self.assertEqual(self.found(""), ["a1/a.txt", "a1/x/y.txt", "a2/b.txt", "a2/x/y.txt"], "links to nowhere are left out")
+        self.assertEqual(self.found("a*/[a-k].txt", "**/y.txt"), ["a1/a.txt", "a2/b.txt", "a1/x/y.txt", "a2/x/y.txt"])
+
+    def test_a_folder_that_cannot_be_listed(self):
+        self.close("a2", "scandir")
+        for words in ("", "a2", "a*/*.txt", "a2/*.txt", "**/*.txt", "**/y.txt", "*/?/y.txt", "a*/**"):
+            self.denied("a2", words)
+        self.assertEqual(self.found("a1/*/*.txt", "a[13]/[a-k].txt"), ["a1/x/y.txt", "a1/a.txt"], "it is on no way to these")
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.path("a2"))
+        with self.assertRaises(PermissionError):
+            self.documents.expand(["*.txt"], ())
+
+    def test_a_folder_that_can_be_listed_alone(self):
+        self.close("a2", "stat")
+        self.denied("a2/b.txt", "")
+        self.denied("a2/x", "a*/x/y.txt")
+        self.denied("a2/b.txt", "a?/b.txt")

@@ -8,12 +8,14 @@ import array
 import base64
 import binascii
 import contextlib
+import fcntl
 import functools
 import glob
 import hashlib
 import json
 import os
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -30,6 +32,7 @@ SHARD_MAGIC, SHARD_VERSION = 20240520, 1
 TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2
 SHARD_TOKENS = 10**8
 PARTIAL = ".partial"  # the end of a temporary name
+LOCK = "data.lock"  # in a folder that a script writes into
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 GPT2_PATTERNS = GPT2_PATTERN, GPT2_PATTERN.replace("(?:[sdmt]|ll|ve|re)", "s|'t|'re|'ve|'m|'ll|'d")  # two ways to write it
 # GPT-2's 50256 ranks, one a line, "base64(bytes) rank": whatever source they come from, this is what they must be.
@@ -117,25 +120,43 @@ def writing(path):
         raise
 
 
-def _write_partial(path, parts):
-    with writing(path):
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with open(path + PARTIAL, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
+def _locked(path, waits=True):
+    """The file, open for this process alone until it is closed: the kernel holds the lock, so it goes with the process. Where another
+    one has it: waits, or raises BlockingIOError."""
+    while True:
+        file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "r+b")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            file.close()
+            raise
+        except OSError:
+            return file  # the file system may have no locks: go on
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                return file
+        file.close()  # whoever had it has renamed or removed it since
+
+
+def _write_partial(file, parts):
+    file.truncate(0)
+    for part in parts:
+        file.write(part)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
 def together():
     """Yields write(path, *parts), byte strings or arrays one after the other. All files get their names when the block
     ends; where it fails, none is left."""
-    staged, named = [], []
+    staged, named = {}, []
 
     def write(path, *parts):
-        staged.append(path)
-        _write_partial(path, parts)
+        with writing(path):
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            staged[path] = _locked(path + PARTIAL)  # scripts with other --out write data/gpt2_tokenizer.bin, too
+            _write_partial(staged[path], parts)
 
     try:
         yield write
@@ -148,9 +169,11 @@ def together():
             os.remove(path)
         raise
     finally:
-        for path in staged:
-            if os.path.exists(path + PARTIAL):
+        for path, file in staged.items():
+            if path not in named and os.path.exists(path + PARTIAL):
                 os.remove(path + PARTIAL)
+            with contextlib.suppress(OSError):
+                file.close()  # what it could not write is known, and it tries again
 
 
 def write_file(path, *parts):
@@ -164,9 +187,37 @@ def check_folder(folder):
         raise DataError("--out %s: expected a folder, found a file" % folder, 2)
 
 
+def _may_be_lock(path):
+    try:
+        info = os.lstat(path)
+    except FileNotFoundError:
+        return True
+    return stat.S_ISREG(info.st_mode) and info.st_size == 0
+
+
+@contextlib.contextmanager
+def _alone(folder, prefix):
+    """Two scripts in one folder would mix their files: the second is refused. What a killed run left of PREFIX_* goes."""
+    path = os.path.join(folder, LOCK)
+    if not _may_be_lock(path):
+        raise DataError("%s: expected the empty file that locks a folder, found something else; hint: move it away, or another --out" % path, 2)
+    try:
+        with writing(folder):
+            file = _locked(path, waits=False)
+    except BlockingIOError:
+        raise DataError("--out %s: another script is writing there; hint: another folder, or wait for it" % folder, 2) from None
+    try:
+        for name in glob.glob(glob.escape(os.path.join(folder, prefix)) + "_*" + PARTIAL):
+            os.remove(name)
+        yield
+    finally:
+        with contextlib.suppress(OSError), file:
+            os.remove(path)
+
+
 @contextlib.contextmanager
 def output(folder, prefix):
-    """Makes the folder; what a killed run left of PREFIX_* goes. Where the block fails, the folders made for it go, if they
+    """Makes the folder, in which no other script may write meanwhile. Where the block fails, the folders made for it go, if they
     are empty."""
     check_folder(folder)
     made, above = [], os.path.abspath(folder)
@@ -175,9 +226,8 @@ def output(folder, prefix):
         above = os.path.dirname(above)
     try:
         os.makedirs(folder, exist_ok=True)
-        for name in glob.glob(glob.escape(os.path.join(folder, prefix)) + "_*" + PARTIAL):
-            os.remove(name)
-        yield
+        with _alone(folder, prefix):
+            yield
     except BaseException:
         for name in made:
             with contextlib.suppress(OSError):

@@ -57,6 +57,32 @@ def parts_of(files, val_every):
     return [path for number, path in enumerate(files, 1) if number % val_every], files[val_every - 1::val_every]
 
 
+def make(args):
+    """Writes the shards and the tokenizer."""
+    files = documents.files_of(args)
+    parts = parts_of(distinct(files) if args.distinct else files, args.val_every)
+    eot = common.encoding(args.tokenizer)[1]
+    progress = documents.Progress([path for part in parts for path in part])
+    counts = [0, 0]
+
+    def counted(pieces):
+        for part, _, tokens in pieces:
+            counts[part] += len(tokens)
+            yield tokens
+
+    texts = batches(parts, args.field, documents.errors_of(args), progress)
+    with sharding.spooled(counted(sharding.tokenized(texts, args.workers, args.tokenizer)), args.out) as tokens:
+        progress.end()
+        if all(token == eot for token in tokens):
+            raise common.DataError("%s: no text in it" % ", ".join(args.files), 2)
+        border = counts[0] if args.val_every else len(tokens) - int(len(tokens) * args.val_fraction)
+        with common.together() as write:
+            write_shards(args, tokens, border, write)
+            common.write_tokenizer(args.out, write, args.tokenizer)
+        if border == len(tokens) and args.val_fraction:
+            common.say("note: none of %d tokens validates; hint: a larger --val-fraction, or other files for --val" % len(tokens))
+
+
 def main():
     parser = common.Parser(__doc__)
     documents.add_reading(parser)
@@ -76,30 +102,9 @@ def main():
         raise common.DataError("--name %s: expected a name, found a path; hint: --out" % args.name, 2)
     if args.val_every < 0 or args.val_every == 1:
         raise common.DataError("--val-every %d: expected 2 or more, or 0" % args.val_every, 2)
-    sharding.refuse_leftovers(args.out, args.name)
-    files = documents.files_of(args)
-    parts = parts_of(distinct(files) if args.distinct else files, args.val_every)
-    eot = common.encoding(args.tokenizer)[1]
-    progress = documents.Progress([path for part in parts for path in part])
-    counts = [0, 0]
-
-    def counted(pieces):
-        for part, _, tokens in pieces:
-            counts[part] += len(tokens)
-            yield tokens
-
     with common.output(args.out, args.name):
-        texts = batches(parts, args.field, documents.errors_of(args), progress)
-        with sharding.spooled(counted(sharding.tokenized(texts, args.workers, args.tokenizer)), args.out) as tokens:
-            progress.end()
-            if all(token == eot for token in tokens):
-                raise common.DataError("%s: no text in it" % ", ".join(args.files), 2)
-            border = counts[0] if args.val_every else len(tokens) - int(len(tokens) * args.val_fraction)
-            with common.together() as write:
-                write_shards(args, tokens, border, write)
-                common.write_tokenizer(args.out, write, args.tokenizer)
-            if border == len(tokens) and args.val_fraction:
-                common.say("note: none of %d tokens validates; hint: a larger --val-fraction, or other files for --val" % len(tokens))
+        sharding.refuse_leftovers(args.out, args.name)
+        make(args)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ def main():
         with common.together() as write:
             make_shards(path, args.out, args.workers, write)
             common.write_tokenizer(args.out, write)
-    if not args.source and not args.keep:
-        os.remove(path)
+        if not args.source and not args.keep:
+            os.remove(path)
 
 
 if __name__ == "__main__":

@@ -59,19 +59,8 @@ def files_of(tokens, merges):
                             "".join(["#version: 0.2\n", *("%s %s\n" % pair for pair in merges)]).encode(), as_json(config, indent=2))))
 
 
-def main():
-    parser = common.Parser(__doc__)
-    documents.add_reading(parser)
-    parser.add_argument("--out", required=True, metavar="DIR")
-    parser.add_argument("--vocab-size", type=int, default=8192, metavar="N",
-                        help="tokens, default %(default)s; models round their table up to a multiple of 128")
-    parser.add_argument("--min-frequency", type=int, default=2, metavar="N", help="of a pair that is merged, default %(default)s")
-    args = parser.parse_args()
-    if not 1 <= args.min_frequency <= 1 << 30:
-        raise common.DataError("--min-frequency %d: expected 1 to %d" % (args.min_frequency, 1 << 30), 2)
-    if not LEAST <= args.vocab_size <= MOST:
-        raise common.DataError("--vocab-size %d: expected %d to %d" % (args.vocab_size, LEAST, MOST), 2)
-    common.check_folder(args.out)
+def make(args):
+    """Learns the tokenizer and writes its files."""
     for name in FILES:
         if os.path.lexists(os.path.join(args.out, name)):
             raise common.DataError("%s/%s: there already; hint: another folder, or remove it" % (args.out, name), 2)
@@ -97,6 +86,22 @@ def main():
     if len(tokens) < args.vocab_size:
         common.say("note: no more than %d tokens, the text has no other pair %d times; hint: more text, a smaller --vocab-size"
                    % (len(tokens), args.min_frequency))
+
+
+def main():
+    parser = common.Parser(__doc__)
+    documents.add_reading(parser)
+    parser.add_argument("--out", required=True, metavar="DIR")
+    parser.add_argument("--vocab-size", type=int, default=8192, metavar="N",
+                        help="tokens, default %(default)s; models round their table up to a multiple of 128")
+    parser.add_argument("--min-frequency", type=int, default=2, metavar="N", help="of a pair that is merged, default %(default)s")
+    args = parser.parse_args()
+    if not 1 <= args.min_frequency <= 1 << 30:
+        raise common.DataError("--min-frequency %d: expected 1 to %d" % (args.min_frequency, 1 << 30), 2)
+    if not LEAST <= args.vocab_size <= MOST:
+        raise common.DataError("--vocab-size %d: expected %d to %d" % (args.vocab_size, LEAST, MOST), 2)
+    with common.output(args.out, "tokenizer"):
+        make(args)
 
 
 if __name__ == "__main__":

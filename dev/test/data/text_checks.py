@@ -1,4 +1,5 @@
 """data/text.py: the vocabulary it needs, plain text, folders, lines of JSON, columns, and what it refuses."""
+import fcntl
 import gzip
 import hashlib
 import json
@@ -171,11 +172,21 @@ def test_refused_text():
 
 
 def test_failures():
-    """On a full disk the first shards fit, a later one does not."""
+    """On a full disk the first shards fit, a later one does not; a folder that another script writes into; a killed script."""
     text = write("full.txt", "ab" * 1000)
     done = run_on_full_disk("text.py", text, "--out", "out/full", "--shard-tokens", "500")
-    refuses("a full disk", "File too large", done, 1)
+    refuses("a full disk", "gpt2_tokenizer.bin: File too large", done, 1)
     check("a full disk: nothing is left", not os.path.exists(os.path.join(WORK, "out/full")), tree(WORK)[:9])
     write("out/killed/text_train_000007.bin.partial", b"half")
     works("after a kill", run("text.py", text, "--out", "out/killed"))
     equal("after a kill: its temporary file goes", tree(os.path.join(WORK, "out/killed")), ["gpt2_tokenizer.bin", "text_train_000001.bin", "text_val_000000.bin"])
+    before = tree(os.path.join(WORK, "out/killed"))
+    write("out/killed/data.lock", b"")
+    with open(os.path.join(WORK, "out/killed/data.lock"), "r+b") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        for script, *words in (("text.py", text, "--name", "other"), ("train_tokenizer.py", text), ("hellaswag.py",), ("fineweb.py",), ("tinystories.py",),
+                               ("tinyshakespeare.py",)):
+            refuses("two at once, " + script, "--out out/killed: another script is writing there; hint: ", run(script, *words, "--out", "out/killed"))
+        equal("two at once: the second leaves nothing", tree(os.path.join(WORK, "out/killed")), ["data.lock", *before])
+    works("the first one is killed", run("text.py", text, "--out", "out/killed", "--name", "other"))
+    equal("the first one is killed: no lock is left", [name for name in tree(os.path.join(WORK, "out/killed")) if "lock" in name], [])

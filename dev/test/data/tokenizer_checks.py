@@ -4,7 +4,7 @@ import os
 import struct
 import sys
 
-from data_case import DATA, EOT, WORK, check, equal, refuses, run, shard, trainer, tree, works, write
+from data_case import DATA, EOT, WORK, check, equal, refuses, run, run_on_full_disk, shard, trainer, tree, works, write
 
 
 def test_train_tokenizer():
@@ -61,6 +61,8 @@ def test_train_tokenizer():
     refuses("no tokenizer there", "out/mixed/tokenizer.json: No such file", run("text.py", text, "--tokenizer", "out/mixed", "--out", "out/refused"))
     refuses("a broken tokenizer", "--tokenizer learn.txt: no tokenizer.json", run("text.py", text, "--tokenizer", "learn.txt", "--out", "out/refused"))
     check("what is refused leaves nothing", not os.path.exists(os.path.join(WORK, "none")) and not os.path.exists(os.path.join(WORK, "out/refused")), "")
+    refuses("train_tokenizer.py: a full disk", "none/tokenizer.json: File too large", run_on_full_disk("train_tokenizer.py", text, "--out", "none"), 1)
+    check("train_tokenizer.py: a full disk: nothing is left", not os.path.exists(os.path.join(WORK, "none")))
     test_other_tokenizers(text)
     sys.path.insert(0, DATA)
     import train_tokenizer

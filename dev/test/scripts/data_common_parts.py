@@ -93,6 +93,74 @@ class Files(Common):
         self.assertEqual(os.listdir(self.folder), [])
 
 
+class TwoAtOnce(Common):
+    """Two scripts that write at the same time."""
+
+    def begin(self, program):
+        """A process with this program, in which common is imported; it has said that it began."""
+        process = subprocess.Popen([sys.executable, "-B", "-c", "import os, sys, time; sys.path.insert(0, %r); import common\n%s" % (DATA, program)],
+                                   cwd=self.folder, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(lambda: process.poll() is None and (process.kill() or process.communicate()))
+        process.said = process.stdout.readline()
+        return process
+
+    def test_into_one_folder(self):
+        """The second is refused and changes nothing. The lock goes with a process that is killed."""
+        holds = "with common.output('out', 'x'):\n    open('out/x_1.bin.partial', 'w').close()\n    print('ready', flush=True)\n    sys.stdin.read()"
+        first = self.begin(holds)
+        for path in (self.path("out"), self.path("out") + os.sep):
+            with self.assertRaisesRegex(self.common.DataError, "^--out .*out/?: another script is writing there; hint: ") as raised:
+                self.common.output(path, "x").__enter__()
+            self.assertEqual(raised.exception.code, 2)
+        self.assertEqual((first.said, sorted(os.listdir(self.path("out")))), ("ready\n", ["data.lock", "x_1.bin.partial"]))
+        first.kill()
+        first.communicate()
+        with self.common.output(self.path("out"), "x"):
+            self.assertEqual(os.listdir(self.path("out")), ["data.lock"], "what the killed one left goes")
+        self.assertEqual(os.listdir(self.path("out")), [])
+
+    def test_a_lock_that_is_removed_as_another_waits_for_it(self):
+        calls, lock = [], self.common.fcntl.lockf
+
+        def late(file, how):
+            if not calls:
+                os.remove(self.path("data.lock"))  # by the script that had it
+            calls.append(how)
+            return lock(file, how)
+
+        self.replace(self.common.fcntl, "lockf", late)
+        with self.common.output(self.folder, "x"):
+            self.assertEqual((len(calls), os.listdir(self.folder)), (2, ["data.lock"]))
+
+    def test_a_file_system_without_locks(self):
+        def none(file, how):
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        self.replace(self.common.fcntl, "lockf", none)
+        with self.common.output(self.path("out"), "x"):
+            self.common.write_file(self.path("out", "x"), b"1")
+        self.assertEqual(os.listdir(self.path("out")), ["x"])
+
+    def test_a_users_file_of_the_locks_name(self):
+        mine = self.file("data.lock", "mine")
+        self.fails("data.lock: expected the empty file that locks a folder", 2, self.common.output(self.folder, "x").__enter__)
+        self.assertEqual(self.text("data.lock"), "mine")
+        os.rename(mine, self.path("mine"))
+        os.symlink("mine", mine)
+        self.fails("data.lock: expected the empty file that locks a folder", 2, self.common.output(self.folder, "x").__enter__)
+        self.assertEqual(self.text("mine"), "mine")
+
+    def test_one_file_from_two_folders(self):
+        """As data/gpt2_tokenizer.bin: the second waits until the first one's has its name."""
+        first = self.begin("with common.together() as write:\n    write('x', b'first')\n    print('ready', flush=True)\n    sys.stdin.read()")
+        second = self.begin("lock = common.fcntl.lockf\ncommon.fcntl.lockf = lambda *how: print('locks', flush=True) or lock(*how)\n"
+                            "common.write_file('x', b'second')")
+        self.assertEqual((first.said, second.said), ("ready\n", "locks\n"))
+        for process in (first, second):
+            self.assertEqual((process.communicate()[1], process.returncode), ("", 0))
+        self.assertEqual((self.text("x"), os.listdir(self.folder)), ("second", ["x"]))
+
+
 class Kinds(Common):
     # Of which the scripts read a part themselves, and say so.
     READ = "gzip", "parquet", "arrow"

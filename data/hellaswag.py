@@ -76,6 +76,17 @@ def stream_of(index, item, encode):
     return stream
 
 
+def refuse_other(path, content):
+    """Of the same items in the same tokens it is made again; any other that is there stays."""
+    try:
+        with open(path, "rb") as file:
+            found = file.read()
+    except FileNotFoundError:
+        return
+    if found != content:
+        raise common.DataError("%s: there already, of other items or in another tokenizer's tokens; hint: another --out, or remove it" % path, 2)
+
+
 def make(path, source, tokenizer):
     encode, vocabulary = encoder(tokenizer)
     n, longest, stream = 0, 0, array.array("H")
@@ -88,7 +99,9 @@ def make(path, source, tokenizer):
     if n == 0:
         raise common.DataError("%s: no items in it" % source, 2)
     header = struct.pack("<5i", MAGIC, VERSION, n, longest, vocabulary).ljust(1024, b"\0")
-    common.write_file(path, header, common.little_endian(stream))
+    content = header + bytes(common.little_endian(stream))
+    refuse_other(path, content)
+    common.write_file(path, content)
     common.say("%s: %s items, %s tokens" % (path, format(n, ","), format(len(stream) - 10 * n, ",")))
 
 

@@ -203,6 +203,12 @@ def test_hellaswag():
     says("hellaswag.py: --out is said as it was typed", WORK + "/out/h/hellaswag_val.bin: 2 items", done)
     with open(os.path.join(WORK, "out/h/hellaswag_val.bin"), "rb") as file:
         data = file.read()
+    works("bytes, again", run("hellaswag.py", "--source", "h.jsonl", "--tokenizer", "bytes", "--out", "out/h"))
+    write("other.jsonl", json.dumps(lines[0]))
+    for name, *words in (("other tokens", "--source", "h.jsonl"), ("other items", "--source", "other.jsonl", "--tokenizer", "bytes")):
+        refuses("hellaswag.py: there already, in " + name, "out/h/hellaswag_val.bin: there already, of other items", run("hellaswag.py", *words, "--out", "out/h"))
+    with open(os.path.join(WORK, "out/h/hellaswag_val.bin"), "rb") as file:
+        equal("hellaswag.py: it stays", file.read(), data)
     equal("bytes: vocabulary", struct.unpack("<i", data[16:20]), (256,))
     equal("bytes: context", list(struct.unpack("<6H", data[1034:1046])), [5, *b"a the"])
     works("one's own", run("hellaswag.py", "--source", "h.jsonl", "--tokenizer", "own tokenizer", "--out", "out/h_own"))
@@ -233,6 +239,7 @@ def test_hellaswag():
         check("hellaswag.py: it is not kept: " + name, not os.path.exists(os.path.join(WORK, "out/web")))
     write("web.jsonl", text)
     works("hellaswag.py: from its address", run("hellaswag.py", "--out", "out/web"))
+    works("hellaswag.py: the same call again", run("hellaswag.py", "--out", "out/web"))
     equal("hellaswag.py: files", tree(os.path.join(WORK, "out/web")), ["hellaswag_val.bin", "hellaswag_val.jsonl"])
 
 

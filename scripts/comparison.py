@@ -5,6 +5,8 @@ import contextlib
 import csv
 import errno
 import importlib.metadata
+import io
+import itertools
 import math
 import os
 import shlex
@@ -46,12 +48,17 @@ def pyplot():
 
 def save_picture(figure, path):
     """Writes a figure of matplotlib, whose kind goes by the path's end."""
+    data = io.BytesIO()
     try:
-        figure.savefig(path, dpi=120)
+        figure.savefig(data, format=os.path.splitext(path)[1][1:].lower() or None, dpi=120)
     except ValueError as error:  # no kind of picture ends so
         fail(f"{path}: {error}")
-    except OSError as error:
-        fail(f"{path}: cannot be written: {error.strerror or error}", EXIT_RUN)
+    file = Output(path, binary=True)
+    try:
+        file.write(data.getvalue())
+        file.close()
+    finally:
+        file.discard()
     print(printable(path))
 
 
@@ -336,37 +343,60 @@ def check_output(path):
             fail(f"{path}: is there, and not what its name says; hint: another name, nothing is lost so")
 
 
-class Output:
-    """A text file that is begun as PATH.part with the first that is written, and takes its name when it is closed: until then an old
-    file of that name stands. Path None: nothing is kept. Ends the program where no file can be written there."""
+def beside(path, binary=False):
+    """A new file, PATH.part, or PATH.part1 and so on where somebody has that: it takes the name PATH when it is whole."""
+    for n in itertools.count():
+        with contextlib.suppress(FileExistsError):
+            return open(f"{path}.part{n or ''}", "xb") if binary else open(f"{path}.part{n or ''}", "x", encoding="utf-8", newline="")
 
-    def __init__(self, path):
+
+class Output:
+    """A file that is begun beside PATH with the first that is written, and takes its name when it is closed: until then an old file of
+    that name stands. Path None: nothing is kept. Ends the program where no file can be written there."""
+
+    def __init__(self, path, binary=False):
         if path:
             check_output(path)
-        is_device = path and os.path.exists(path) and not os.path.isfile(path)
-        self.path, self.part, self.file = path, path if is_device else f"{path}.part", None
+        self.is_device = path and os.path.exists(path) and not os.path.isfile(path)
+        self.path, self.binary, self.file = path, binary, None
+        self.target = path and os.path.realpath(path)  # a link stays one
+
+    @contextlib.contextmanager
+    def _writing(self):
+        try:
+            yield
+        except OSError as error:
+            self.discard()
+            fail(f"{self.path}: cannot be written: {error.strerror or error}", EXIT_RUN)
 
     def write(self, text):
         if not self.path:
             return
-        try:
-            if not self.file:
-                self.file = open(self.part, "w", encoding="utf-8", newline="")
+        with self._writing():
+            if not self.file and self.is_device:
+                self.file = open(self.path, "wb") if self.binary else open(self.path, "w", encoding="utf-8", newline="")
+            self.file = self.file or beside(self.target, self.binary)
             self.file.write(text)
             self.file.flush()
-        except OSError as error:
-            fail(f"{self.part}: cannot be written: {error.strerror}", EXIT_RUN)
 
     def close(self):
-        if self.file:
+        if not self.file:
+            return
+        with self._writing():
             self.file.close()
-            if self.part != self.path:
-                os.replace(self.part, self.path)
+            if not self.is_device:
+                os.replace(self.file.name, self.target)
+            self.file = None
 
     def discard(self):
         """Removes what was begun and did not take its name."""
-        if self.file and self.part != self.path and os.path.exists(self.part):
-            os.remove(self.part)
+        file, self.file = self.file, None
+        if file and not self.is_device:
+            with contextlib.suppress(OSError):
+                os.remove(file.name)
+        if file:
+            with contextlib.suppress(OSError):
+                file.close()  # what it could not write is known, and it tries again
 
 
 class Report:

@@ -163,24 +163,63 @@ class Files(Parts):
         output.close()
         self.assertFalse(os.path.exists("/dev/null.part"))
 
+    def test_a_file_of_somebody_beside_it_stays(self):
+        path, mine = self.path("x.txt"), self.file("x.txt.part", "mine")
+        for end in (comparison.Output.close, comparison.Output.discard):
+            output = comparison.Output(path)
+            output.write("new\n")
+            self.assertEqual(self.text("x.txt.part1"), "new\n")
+            end(output)
+            self.assertEqual((sorted(os.listdir(self.folder)), self.text(mine), self.text(path)), (["x.txt", "x.txt.part"], "mine", "new\n"))
+
+    def test_a_link_stays_one(self):
+        path = self.file("a/x.txt", "old")
+        os.symlink(path, self.path("link.txt"))
+        output = comparison.Output(self.path("link.txt"))
+        output.write("new\n")
+        output.close()
+        self.assertEqual((os.readlink(self.path("link.txt")), self.text(path), os.listdir(self.path("a"))), (path, "new\n", ["x.txt"]))
+
     def test_a_full_disk_ends_the_program_with_1(self):
         if not os.path.exists("/dev/full"):
             self.skipTest("no /dev/full")
         self.refused("/dev/full: cannot be written: No space left", 1, comparison.Output("/dev/full").write, "x")
 
+    def test_a_full_disk_leaves_the_old_file_alone(self):
+        """It is named as the user knows it."""
+        for name in ("x.html", "x.png"):
+            path = self.file(name, "<!DOCTYPE html>" if name == "x.html" else b"\x89PNG")
+            begin = os.path.getsize(path)
+            program = ("import comparison, sys, types\nfigure = types.SimpleNamespace(savefig=lambda file, **_: file.write(bytes(9999)))\n"
+                       "if sys.argv[1].endswith('.png'): comparison.save_picture(figure, sys.argv[1])\n"
+                       "else: comparison.Output(sys.argv[1]).write(9999 * ' ')")
+            done = self.on_full_disk(sys.executable, "-B", "-c", program, path, cwd=SCRIPTS)
+            self.assertEqual((done.returncode, done.stdout, done.stderr), (1, "", f"error: {path}: cannot be written: File too large\n"))
+            self.assertEqual(os.path.getsize(path), begin)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["x.html", "x.png"])
+
 
 class Pictures(Parts):
     def test_a_picture(self):
+        kinds = []
+
         def draw(error=None):
-            def savefig(path, dpi):
+            def savefig(file, format, dpi):
+                kinds.append(format)
                 if error:
                     raise error
+                file.write(b"new")
 
             return types.SimpleNamespace(savefig=savefig)
 
-        self.assertEqual(self.said(comparison.save_picture, draw(), "x.png")[1:], ("x.png\n", "", None))
+        path = self.path("x.PNG")
+        for _ in range(2):
+            self.assertEqual(self.said(comparison.save_picture, draw(), path)[1:], (f"{path}\n", "", None))
+            self.assertEqual((self.text(path), os.listdir(self.folder)), ("new", ["x.PNG"]))
+            self.file("x.PNG", b"\x89PNG, old")
         self.refused("x.gif: no such format", 2, comparison.save_picture, draw(ValueError("no such format")), "x.gif")
-        self.refused("x.png: cannot be written: No space left", 1, comparison.save_picture, draw(OSError(28, "No space left")), "x.png")
+        self.assertEqual(kinds, ["png", "png", "gif"])
+        self.refused("none/x.png: cannot be written: no such folder", 2, comparison.save_picture, draw(), self.path("none", "x.png"))
 
 
 class Tables(Parts):

@@ -1,9 +1,6 @@
 """data/*.py as programs, without network and packages: --help, and that bad input is one line and exit code 2 and leaves nothing
 behind."""
 import os
-import resource
-import signal
-import subprocess
 import sys
 from unittest import mock
 
@@ -57,12 +54,7 @@ class Refusals(Parts):
             self.refuses(words, name, *flags, "--out", self.out)
 
     def test_a_full_disk_is_a_failure_at_run_time_and_leaves_nothing(self):
-        def fill():  # as `ulimit -f 1`; its signal is Python's to turn into an error
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
-
         program = "import common, sys; common.run(lambda: common.write_file(sys.argv[1], bytes(100000)))"
-        done = subprocess.run([sys.executable, "-B", "-c", program, self.path("big.bin")], cwd=os.path.join(ROOT, "data"), stderr=subprocess.PIPE,
-                              text=True, preexec_fn=fill, check=False)
+        done = self.on_full_disk(sys.executable, "-B", "-c", program, self.path("big.bin"), cwd=os.path.join(ROOT, "data"))
         self.assertEqual((done.returncode, done.stderr), (1, f"error: {self.path('big.bin')}: File too large\n"))
         self.assertEqual(os.listdir(self.folder), [])

@@ -121,7 +121,7 @@ class Plot(Logs):
             def __getattr__(self, name):
                 if name == "plot":
                     return lambda x, y, style="-", **_: lines.append((tuple(x), tuple(y))) or test.styles.add(style)
-                return {"set_title": lambda title, **_: titles.append(title), "savefig": lambda path, **_: saved.append(path)}.get(
+                return {"set_title": lambda title, **_: titles.append(title), "savefig": lambda file, format, **_: saved.append(format) or file.write(b"<?xml")}.get(
                     name, Anything())
 
             def __call__(self, *_, **__):
@@ -133,7 +133,7 @@ class Plot(Logs):
         out = self.path("x\udcff.svg")
         self.replace(sys, "argv", ["plot.py", *words[:-1], "--out", out, words[-1]])
         self.assertEqual(self.said(plot.main)[1:], (self.path("x?.svg\n"), "", None))
-        self.assertEqual(saved, [out])
+        self.assertEqual((saved, self.text(out)), (["svg"], "<?xml"))
         return lines, titles
 
     def test_drawn(self):
@@ -231,11 +231,6 @@ class Report(Logs):
             self.replace(sys, "argv", words)
             self.assertIn(f"{words[2]}: is there, and not what its name says", self.said(main)[2])
             self.assertIn('"loss"', self.text("log.html"), "neither a page nor a picture takes a log's place")
-        self.replace(sys, "argv", ["report.py", "--out", out, path])
-        if os.path.exists("/dev/full"):
-            os.symlink("/dev/full", out + ".part")
-            self.assertIn("cannot be written: No space left", self.said(report.main)[2])
-            self.assertEqual((self.text("page.html"), os.path.lexists(out + ".part")), (text, False), "the page before it stays, alone")
 
     def test_a_long_table(self):
         text = report.table([(str(n), "x") for n in range(100)], ("a", "b"))

@@ -3,6 +3,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import resource
 import runpy
 import signal
 import subprocess
@@ -99,6 +100,15 @@ class Parts(unittest.TestCase):
         with mock.patch.object(sys, "argv", [path, *words]), mock.patch.object(sys, "path", [folder, *sys.path]), \
                 mock.patch.object(signal, "signal"):
             runpy.run_path(os.path.join(ROOT, path), run_name="__main__")
+
+    def on_full_disk(self, *command, **named):
+        """A program for which a limit on the size of files, of 1024 bytes, stands for the full disk."""
+
+        def fill():  # as `ulimit -f 1`; its signal is Python's to turn into an error
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+
+        return subprocess.run(command, text=True, capture_output=True, preexec_fn=fill, check=False, **named)
 
     def script_refuses(self, pattern, path, *words):
         self.refused(pattern, 2, self.run_script, path, *words)

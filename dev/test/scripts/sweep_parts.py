@@ -300,7 +300,7 @@ class Results(Parts):
 
         class Anything:
             def __getattr__(self, name):
-                draws = {"plot": lambda x, y, *_, **__: lines.append((tuple(x), tuple(y))), "savefig": lambda path, **_: saved.append(path)}
+                draws = {"plot": lambda x, y, *_, **__: lines.append((tuple(x), tuple(y))), "savefig": lambda file, format, **_: saved.append(format)}
                 return draws.get(name, Anything())
 
             def __call__(self, *_, **__):
@@ -314,8 +314,9 @@ class Results(Parts):
             sys.modules[module.__name__] = module
         curves = [(sweep.Run("a", []), sweep.Curve([(10, 4.0), (20, math.nan), (30, 3.0)], 500.0, 30, True)),
                   (sweep.Run("b", []), sweep.Curve([], 1.0, 30, True))]
-        self.assertEqual(self.said(sweep.plot, "x.svg", curves, 3.5)[1], "x.svg\n")
-        self.assertEqual((lines, saved), ([((10, 30), (4.0, 3.0)), ((5.0, 15.0), (4.0, 3.0))], ["x.svg"]))
+        path = self.path("x.svg")
+        self.assertEqual(self.said(sweep.plot, path, curves, 3.5)[1], f"{path}\n")
+        self.assertEqual((lines, saved), ([((10, 30), (4.0, 3.0)), ((5.0, 15.0), (4.0, 3.0))], ["svg"]))
 
     def test_seeds_are_one_setting(self):
         def row(flags, loss, to):

@@ -8,12 +8,15 @@ RUN is a run's folder (--out) or a log.jsonl. Each run gets the folder OUT/NAME 
 An event's time is the time of the run's start, or of its last resumption, and the steps' times since. Needs the package tensorboard.
 """
 import calendar
+import contextlib
 import errno
+import io
 import os
 import signal
+import socket
 import time
 
-from comparison import EXIT_INPUT, EXIT_RUN, Parser, end_with, fail, printable
+from comparison import EXIT_INPUT, EXIT_RUN, Parser, beside, end_with, fail, printable
 from run_log import Log, command_of, log_path, named, other_log, refuse
 
 SUFFIX = ".from_log"  # of our files, which alone we replace
@@ -27,15 +30,15 @@ SCALARS = [("loss", "loss", "loss/train", 1), ("loss", "lr", "training/learning_
 
 
 def library():
-    """(EventFileWriter, Event, SessionLog, Summary, SummaryMetadata, TensorProto)"""
+    """(RecordWriter, Event, SessionLog, Summary, SummaryMetadata, TensorProto)"""
     try:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError as error:
         fail(f"the package tensorboard cannot be imported ({error}); hint: pip install tensorboard", EXIT_RUN)
-    return EventFileWriter, Event, SessionLog, Summary, SummaryMetadata, TensorProto
+    return RecordWriter, Event, SessionLog, Summary, SummaryMetadata, TensorProto
 
 
 def seconds_of(date):
@@ -55,26 +58,83 @@ def table(header):
 
 
 class Events:
-    """The event file of a run."""
+    """The event file of a run, written here and not by a thread of the library's, whose errors nobody would hear. It takes its name, and
+    that of an earlier call goes, when the log as it stands is in it; later events are appended, each of them whole."""
 
     def __init__(self, folder):
-        writer, *self.types = library()
+        records, *self.types = library()
         try:
             folder.encode()
-            os.makedirs(folder, exist_ok=True)
-            for name in os.listdir(folder):
-                if name.startswith("events.out.tfevents.") and name.endswith(SUFFIX):
-                    os.unlink(os.path.join(folder, name))
-            self.writer = writer(folder, filename_suffix=SUFFIX)
         except UnicodeEncodeError:
-            fail(f"{folder}: expected a path in UTF-8, the package tensorboard writes to no other; hint: NAME=RUN, --out DIR")
-        except OSError as error:
-            fail(f"{folder}: cannot be written: {error.strerror or error}", EXIT_RUN if error.errno == errno.ENOSPC else EXIT_INPUT)
+            fail(f"{folder}: expected a path in UTF-8, the package tensorboard takes no other; hint: NAME=RUN, --out DIR")
+        self.folder, self.made = folder, []
+        self.path = os.path.join(folder, f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}{SUFFIX}")
+        self.file, self.is_named, self.size = None, False, 0
+        self.pending = io.BytesIO()
+        self.records = records(self.pending)
         self.begun, self.begun_at = time.time(), 0.0  # when, and at what time of training
+        self.records.write(self.types[0](wall_time=self.begun, file_version="brain.Event:2").SerializeToString())
+
+    @contextlib.contextmanager
+    def _writing(self):
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            of_machine = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+            fail(f"{self.folder}: cannot be written: {error.strerror or error}", EXIT_RUN if of_machine else EXIT_INPUT)
+
+    def _begin(self):
+        above = self.folder
+        while above and not os.path.exists(above):
+            self.made.append(above)
+            above = os.path.dirname(above)
+        os.makedirs(self.folder, exist_ok=True)
+        self.file = beside(os.path.join(self.folder, "from_log"), binary=True)  # TensorBoard reads what has tfevents in its name
+
+    def _write(self):
+        """What came since."""
+        with self._writing():
+            if not self.file:
+                self._begin()
+            self.file.write(self.pending.getbuffer())
+            self.file.flush()
+        self.size += self.pending.tell()
+        self.pending.seek(0)
+        self.pending.truncate()
+
+    def flush(self):
+        """All that came is in the file of that name."""
+        self._write()
+        if self.is_named:
+            return
+        with self._writing():
+            others = [name for name in os.listdir(self.folder) if name.startswith("events.out.tfevents.") and name.endswith(SUFFIX)]
+            os.replace(self.file.name, self.path)
+            self.is_named = True
+            for name in others:
+                if name != os.path.basename(self.path):
+                    os.unlink(os.path.join(self.folder, name))
+
+    def close(self):
+        """Of what was half written nothing stays."""
+        with contextlib.suppress(OSError):
+            if self.file and not self.is_named:
+                os.remove(self.file.name)
+            for folder in self.made if not self.is_named else []:
+                os.rmdir(folder)
+        with contextlib.suppress(OSError):
+            if self.file:
+                self.file.close()
+        with contextlib.suppress(OSError):
+            if self.is_named and os.path.getsize(self.path) > self.size:
+                os.truncate(self.path, self.size)
 
     def add(self, log, step, **content):
         passed = log.seconds_at(step) - self.begun_at
-        self.writer.add_event(self.types[0](wall_time=self.begun + passed, step=step, **content))
+        self.records.write(self.types[0](wall_time=self.begun + passed, step=step, **content).SerializeToString())
+        if self.pending.tell() > 1 << 20:
+            self._write()
 
     def add_text(self, log, step, tag, text):
         _, _, Summary, SummaryMetadata, TensorProto = self.types
@@ -139,7 +199,7 @@ class Source:
             self.n_lines += 1
             self.take(line.decode(errors="replace"))
         if self.events:
-            self.events.writer.flush()
+            self.events.flush()
 
     def follow(self):
         """The same; of a resumed run from its newest header on, because the lines before it are old."""
@@ -195,14 +255,16 @@ def main():
     for name, path in named(args.runs):
         Source(name, path).read()  # a damaged log is refused before anything is written
     sources = [Source(name, path, args.out) for name, path in named(args.runs)]
-    for source in sources:
-        source.read()
-    names = ", ".join(source.log.name for source in sources)
-    print(printable(f"{args.out}: {names}; to look at it: tensorboard --logdir {args.out}"), flush=True)
-    if args.follow:
-        follow(sources)
-    for source in sources:
-        source.events.writer.close()
+    try:
+        for source in sources:
+            source.read()
+        names = ", ".join(source.log.name for source in sources)
+        print(printable(f"{args.out}: {names}; to look at it: tensorboard --logdir {args.out}"), flush=True)
+        if args.follow:
+            follow(sources)
+    finally:
+        for source in sources:
+            source.events.close()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """scripts/run_log.py, plot.py, report.py, to_tensorboard.py: what a log says, and what is made of it, with stand-ins for matplotlib
 and TensorBoard's package."""
+import errno
 import html.parser
 import json
 import os
@@ -9,6 +10,7 @@ import types
 
 from parts import Parts
 
+import comparison
 import plot
 import report
 import run_log
@@ -241,26 +243,24 @@ class Report(Logs):
 class TensorBoard(Logs):
     def setUp(self):
         super().setUp()
-        test, self.files = self, {}
+        writers = self.writers = []
 
         class Message(types.SimpleNamespace):
             START = 1
 
+            def SerializeToString(self):
+                return self
+
         class Writer:
-            def __init__(self, folder, filename_suffix):
-                test.files.setdefault(folder, []).append(self)
-                self.events, self.flushed = [], 0
-                self.name = test.file(os.path.relpath(os.path.join(folder, f"events.out.tfevents.{len(test.files[folder])}{filename_suffix}"),
-                                                      test.folder), "")
+            """Keeps the events but the first, the version; the file has a byte for each."""
 
-            def add_event(self, event):
-                self.events.append(event)
+            def __init__(self, file):
+                writers.append(self)
+                self.events, self.file = [], file
 
-            def flush(self):
-                self.flushed = len(self.events)
-
-            def close(self):
-                self.flush()
+            def write(self, event):
+                self.events += [event] if hasattr(event, "step") else []
+                self.file.write(b"." if hasattr(event, "step") else b"v")
 
         class Summary(Message):
             Value = Message
@@ -271,7 +271,12 @@ class TensorBoard(Logs):
         stand_in(self, tensorboard__compat__proto__event_pb2={"Event": Message, "SessionLog": Message},
                  tensorboard__compat__proto__summary_pb2={"Summary": Summary, "SummaryMetadata": Metadata},
                  tensorboard__compat__proto__tensor_pb2={"TensorProto": Message},
-                 tensorboard__summary__writer__event_file_writer={"EventFileWriter": Writer})
+                 tensorboard__summary__writer__record_writer={"RecordWriter": Writer})
+
+    def written(self, *names):
+        """What the event file of a run holds; there is no other."""
+        (name,) = [name for name in os.listdir(self.path("runs", *names)) if name.endswith(".from_log")]
+        return self.text("runs", *names, name)
 
     def convert(self, *words):
         self.replace(sys, "argv", ["to_tensorboard.py", *words[:-1], "--out", self.path("runs"), words[-1]])
@@ -288,7 +293,7 @@ class TensorBoard(Logs):
                         {"step": 2, "sample": "x\ny"}, header(2, date="1970-01-03T00:00:00Z"), step(3), end='{"step": 4')
         _, out, err, code = self.convert(f"mine={path}")
         self.assertEqual((out, err, code), (f"{self.path('runs')}: mine; to look at it: tensorboard --logdir {self.path('runs')}\n", "", None))
-        (writer,) = self.files[self.path("runs", "mine")]
+        (writer,) = self.writers
         scalars = self.scalars(writer)
         self.assertEqual([scalars.get(key) for key in (("loss/train", 1), ("loss/train", 2), ("loss/validation", 1), ("memory/gib", 3),
                                                        ("training/skipped_updates", 2), ("speed/tokens_per_second", 3))], [2, None, 2.5, 1, 1, 20])
@@ -299,14 +304,15 @@ class TensorBoard(Logs):
         self.assertIn(("sample", "    x\n    y\n"), texts)
         self.assertIn("| command | `./t --train 'my text/*.txt'` |", texts[0][1])
         self.assertEqual([event.step for event in writer.events if hasattr(event, "session_log")], [3], "what follows takes the place of later steps")
-        self.assertEqual(writer.flushed, len(writer.events))
+        self.assertEqual((self.written("mine"), len(os.listdir(self.path("runs", "mine")))), ("v........", 1))
 
     def test_a_second_call(self):
         path = self.log(step(1))
         keep = self.file("runs/mine/events.out.tfevents.of.another", "")
+        self.file("runs/mine/events.out.tfevents.1.from_log", "of an earlier call")
         for _ in range(2):
             self.convert(f"mine={path}")
-        self.assertEqual(sorted(os.listdir(self.path("runs", "mine"))), ["events.out.tfevents.2.from_log", os.path.basename(keep)])
+        self.assertEqual((self.written("mine"), len(os.listdir(self.path("runs", "mine"))), os.path.exists(keep)), ("v.", 2, True))
         self.assertEqual(self.convert(self.log(step(1), name="x/log.jsonl", end="[]\n"))[2:],
                          (f"error: {self.path('x', 'log.jsonl')}:2: expected a line of a log.jsonl, found '[]'\n", 2))
         self.assertRegex(self.convert(self.path("none"))[2], "none: No such file")
@@ -314,14 +320,52 @@ class TensorBoard(Logs):
     def test_a_damaged_log_writes_nothing(self):
         good, bad = self.log(step(1), name="good/log.jsonl"), self.log(step(1), name="bad/log.jsonl", end="[]\n")
         self.convert(f"bad={good}")
-        before = self.files[self.path("runs", "bad")][:]
+        before = os.listdir(self.path("runs", "bad"))
         self.assertEqual(self.convert(f"good={good}", f"bad={bad}")[3], 2)
-        self.assertEqual(os.listdir(self.path("runs")), ["bad"])
-        self.assertEqual((self.files[self.path("runs", "bad")], os.listdir(self.path("runs", "bad"))), (before, ["events.out.tfevents.1.from_log"]))
+        self.assertEqual((os.listdir(self.path("runs")), os.listdir(self.path("runs", "bad"))), (["bad"], before))
+
+    def full_disk(self, at, error=errno.ENOSPC):
+        """Files take no more than these bytes."""
+        def limited(path, binary):
+            file = comparison.beside(path, binary)
+
+            class Full:
+                name, close, flush = file.name, file.close, file.flush
+
+                def write(self, data):
+                    file.write(bytes(data)[:max(0, at - file.tell())])
+                    file.flush()
+                    if file.tell() == at:
+                        raise OSError(error, os.strerror(error))
+
+            return Full()
+
+        self.replace(to_tensorboard, "beside", limited)
+
+    def test_a_full_disk(self):
+        path, folder = self.log(*[step(n) for n in range(1, 9)]), self.path("runs", "mine")
+        self.convert(f"mine={self.log(step(1), name='short.jsonl')}")
+        before = os.listdir(folder)
+        self.full_disk(5)
+        for name in ("mine", "other"):
+            self.assertEqual(self.convert(f"{name}={path}")[1:],
+                             ("", f"error: {self.path('runs', name)}: cannot be written: No space left on device\n", 1))
+        self.assertEqual((os.listdir(self.path("runs")), os.listdir(folder), self.written("mine")), (["mine"], before, "v."))
+        self.full_disk(5, errno.EACCES)
+        self.assertEqual(self.convert(f"mine={path}")[3], 2)
+
+    def test_a_disk_that_is_full_later(self):
+        path = self.log(step(1), step(2))
+        self.full_disk(5)
+        source = to_tensorboard.Source("a", path, self.path("runs"))
+        source.read()
+        self.log(*[step(n) for n in range(1, 9)])
+        self.refused("runs/a: cannot be written: No space left", 1, source.follow)
+        self.assertEqual((self.written("a"), len(os.listdir(self.path("runs", "a")))), ("v..", 1), "half an event goes")
 
     def test_a_name_that_is_no_utf8(self):
         self.assertEqual(self.convert(f"a\udcff={self.log(step(1))}")[2:],
-                         (f"error: {self.path('runs', 'a?')}: expected a path in UTF-8, the package tensorboard writes to no other; "
+                         (f"error: {self.path('runs', 'a?')}: expected a path in UTF-8, the package tensorboard takes no other; "
                           "hint: NAME=RUN, --out DIR\n", 2))
         self.assertFalse(os.path.exists(self.path("runs")))
 
@@ -333,12 +377,12 @@ class TensorBoard(Logs):
     def test_followed(self):
         path = self.log(header(), step(1), step(2), step(3), end='{"step": 4, "lo')
         source = to_tensorboard.Source("a", path, self.path("runs"))
-        writer = source.events.writer
+        (writer,) = self.writers
         losses = lambda: {number: value for (tag, number), value in self.scalars(writer).items() if tag == "loss/train"}
         source.read()
         self.log(header(), step(1), step(2), step(3), step(4, 4.0))  # the same file, its half line whole
         source.follow()
-        self.assertEqual((losses(), writer.flushed), ({1: 2, 2: 2, 3: 2, 4: 4}, len(writer.events)))
+        self.assertEqual((losses(), self.written("a")), ({1: 2, 2: 2, 3: 2, 4: 4}, "v....."))
         os.replace(self.log(header(), step(1), step(2), name="new"), path)  # cut back to step 2, before its new header
         n_events = len(writer.events)
         source.follow()

@@ -180,6 +180,8 @@ def named(specs):
     pairs = []
     for spec in specs:
         name, _, path = ("", "", spec) if os.path.exists(spec) else spec.rpartition("=")
+        if not path:
+            fail(f"{spec!r}: expected [NAME=]RUN, a run's folder or a log.jsonl, found no path; hint: NAME=RUN is one word")
         pairs.append((name, path))
     paths = [os.path.realpath(log_path(path)) for _, path in pairs]
     for path in paths:

@@ -17,6 +17,9 @@ class Runs(Parts):
         self.file("log.jsonl", '{"step": 1, "loss": 2.5}\n[1]\n')
         self.script_refuses(r"log.jsonl:2: expected a line of a log.jsonl, found '\[1\]'", PLOT, self.path("log.jsonl"))
         self.script_refuses("none: No such file", REPORT, self.path("none"))
+        for words in (("",), ("a=",), ("a=", self.folder)):
+            for script in (PLOT, REPORT)[:3 - len(words)]:
+                self.script_refuses(f"'{words[0]}': expected \\[NAME=\\]RUN, a run's folder or a log.jsonl, found no path; hint: ", script, *words)
 
     def test_a_folder_of_runs(self):
         self.file("mine/log.jsonl", "")

@@ -8,6 +8,11 @@ the path's end: .png, .svg, .pdf. Loss, norm and tokens/s are means over N steps
 has dots. Losses begin at the end of the first twentieth of the shortest run; --whole: at the first step. time: the sum of the steps'
 times, without validation, saves and pauses. Needs matplotlib. Exit 2 on a file that is no log, naming the line.
 """
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ctrl-C ends the imports without a traceback; from end_with() on in order
+
 import argparse
 import os
 

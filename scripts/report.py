@@ -6,6 +6,11 @@ usage: report.py [--out report.html] [NAME=]RUN
 RUN is a run's folder (--out) or a log.jsonl. The page is one HTML file with its pictures inside: it opens everywhere, and can be
 sent and kept as it is. Needs matplotlib. Exit 2 on a file that is no log, naming the line.
 """
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ctrl-C ends the imports without a traceback; from end_with() on in order
+
 import base64
 import html
 import io

@@ -7,12 +7,16 @@ RUN is a run's folder (--out) or a log.jsonl. Each run gets the folder OUT/NAME 
 --follow goes on with what runs write, every second, until ctrl-C; a run that is resumed from an earlier step goes back to it.
 An event's time is the time of the run's start, or of its last resumption, and the steps' times since. Needs the package tensorboard.
 """
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ctrl-C ends the imports without a traceback; from end_with() on in order
+
 import calendar
 import contextlib
 import errno
 import io
 import os
-import signal
 import socket
 import time
 

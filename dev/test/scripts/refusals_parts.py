@@ -1,5 +1,10 @@
 """scripts/*.py as programs, on any machine: bad input is one line and exit code 2, and leaves nothing behind."""
-from parts import Parts
+import os
+import signal
+import subprocess
+import sys
+
+from parts import ROOT, Parts
 
 PLOT, REPORT = "scripts/plot.py", "scripts/report.py"
 
@@ -25,6 +30,13 @@ class Runs(Parts):
         self.file("mine/log.jsonl", "")
         for script in (PLOT, REPORT):
             self.script_refuses(f"{self.folder}/log.jsonl: No such file or directory; hint: {self.folder}/mine is a run", script, self.folder)
+
+    def test_ctrl_c_during_the_imports(self):
+        self.file("csv.py", "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")  # in the place of Python's own
+        for script in (PLOT, REPORT, "scripts/to_tensorboard.py"):
+            done = subprocess.run([sys.executable, "-B", os.path.join(ROOT, script), "--help"], text=True, capture_output=True, check=False,
+                                  env={**os.environ, "PYTHONPATH": self.folder})
+            self.assertEqual((done.returncode, done.stdout, done.stderr), (-signal.SIGINT, "", ""))
 
     def test_words(self):
         self.script_refuses(r"required: \[NAME=\]RUN", PLOT)

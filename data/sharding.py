@@ -12,6 +12,7 @@ import itertools
 import json
 import mmap
 import multiprocessing
+import multiprocessing.resource_tracker
 import os
 import queue
 import signal
@@ -26,9 +27,20 @@ STATE_FILE = "state.json"
 _encode = _eot = None  # of a worker process
 
 
+@contextlib.contextmanager
+def _without_ctrl_c():
+    """Processes that begin in this block never hear it, not while they import either: it is the parent's to handle. The parent hears
+    what came at the end of the block."""
+    multiprocessing.resource_tracker.ensure_running()  # which else begins in the block and unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_worker(tokenizer):
     global _encode, _eot
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _encode, _eot = common.encoding(tokenizer)
 
@@ -146,7 +158,8 @@ def tokenized(batches, workers, tokenizer=None):
     waiting = collections.deque()
     try:
         for index, start, texts, eot in batches:
-            waiting.append((index, start, pool.submit(_tokenize, texts, eot)))
+            with _without_ctrl_c():
+                waiting.append((index, start, pool.submit(_tokenize, texts, eot)))
             if len(waiting) >= 4 * workers:
                 yield from _documents(*waiting.popleft())
         while waiting:

@@ -6,7 +6,7 @@ import json
 import os
 import struct
 
-from data_case import (DATA, EOT, NEWLINE, SPACE, TH, THE, WORK, check, equal, ids, parquet, refuses, run, run_on_full_disk, shard, tree,
+from data_case import (DATA, EOT, NEWLINE, SPACE, STUBS, TH, THE, WORK, check, equal, ids, parquet, refuses, run, run_on_full_disk, shard, tree,
                        works, write)
 
 
@@ -180,6 +180,8 @@ def test_failures():
     write("out/killed/text_train_000007.bin.partial", b"half")
     works("after a kill", run("text.py", text, "--out", "out/killed"))
     equal("after a kill: its temporary file goes", tree(os.path.join(WORK, "out/killed")), ["gpt2_tokenizer.bin", "text_train_000001.bin", "text_val_000000.bin"])
+    write("ctrl_c/sitecustomize.py", "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")  # of the processes that tokenise: this one has begun
+    works("ctrl-C as a process begins", run("text.py", text, "--workers", "1", "--out", "out/begun", PYTHONPATH=os.path.join(WORK, "ctrl_c") + os.pathsep + STUBS))
     before = tree(os.path.join(WORK, "out/killed"))
     write("out/killed/data.lock", b"")
     with open(os.path.join(WORK, "out/killed/data.lock"), "r+b") as lock:

@@ -69,7 +69,7 @@ static int compare_names(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-void names_sort(char **names, size_t n) {
+static void names_sort(char **names, size_t n) {
     if (n > 1) qsort(names, n, sizeof *names, compare_names);
 }
 

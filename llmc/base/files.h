@@ -89,11 +89,9 @@ int64_t directory_room(int fd);
 bool directory_remove(int parent, const char *name, bool (*may_go)(const char *file), Error *err);
 /* True where directory_remove would find nothing that may not go. */
 bool directory_may_go(int parent, const char *name, bool (*may_go)(const char *file), Error *err);
-/* Names in the directory that start with `prefix`, sorted, without "." and ".."; malloc'ed, each and the
- * list. */
+/* Names in the directory that start with `prefix`, without "." and "..", sorted bytewise, so that the order is the same
+ * in every locale; malloc'ed, each and the list. */
 bool directory_list(const char *path, const char *prefix, char ***names, int *n, Error *err);
 /* The same of an open directory; `path` is for messages. */
 bool directory_list_open(int fd, const char *path, const char *prefix, char ***names, int *n, Error *err);
-/* Bytewise, so that the order is the same in every locale. */
-void names_sort(char **names, size_t n);
 void names_free(char **names, int n);

@@ -1,5 +1,6 @@
 #include "token_stream.h"
-#include <glob.h>
+#include <errno.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,15 +15,77 @@ enum { TEXT_CHUNK_BYTES = 4 << 20 };
 
 /* ---- the files of a pattern ---- */
 
-static bool copy_names(TokenStream *stream, char **names, size_t n, Error *err) {
-    stream->files = calloc(n, sizeof *stream->files);
-    bool ok = stream->files && n <= INT_MAX;
-    for (size_t i = 0; ok && i < n; i++) {
-        stream->files[i].not_utf8 = -1;
-        ok = (stream->files[i].path = strdup(names[i])) != NULL;
-        stream->n_files = (int)i + 1;
+static bool add_file(TokenStream *stream, const char *path, Error *err) {
+    const int n = stream->n_files;
+    if ((n & (n - 1)) == 0) { /* room doubles at powers of two */
+        TokenFile *grown = realloc(stream->files, (n ? 2 * (size_t)n : 1) * sizeof *grown);
+        if (!grown) return fail(err, EXIT_RUN, "out of memory for the names of %d files", n + 1);
+        stream->files = grown;
     }
-    return ok || fail(err, EXIT_RUN, "out of memory for the names of %zu files", n);
+    stream->files[n] = (TokenFile){.path = strdup(path), .not_utf8 = -1};
+    if (!stream->files[n].path) return fail(err, EXIT_RUN, "out of memory for the names of %d files", n + 1);
+    stream->n_files++;
+    return true;
+}
+
+/* True where there is nothing by errno, rather than something that cannot be looked at. */
+static bool is_absence(void) {
+    return errno == ENOENT || errno == ENOTDIR || errno == ENAMETOOLONG || errno == ELOOP;
+}
+
+/* Names the folder on the way to the path that lets nobody in. */
+static bool fail_hidden(const char *path, Error *err) {
+    const int reason = errno;
+    char folder[PATH_MAX], above[PATH_MAX];
+    struct stat info;
+    path_parent(folder, path);
+    while (lstat(folder, &info) && errno == EACCES && strcmp(folder, "/") != 0) {
+        path_parent(above, folder);
+        strcpy(folder, above);
+    }
+    errno = reason;
+    return fail_errno(err, "cannot look into", folder);
+}
+
+static bool match(TokenStream *stream, const char *path, const char *pattern, Error *err);
+
+/* Adds the files whose paths begin with `path`, "" or a folder and its slash, and a name that matches the first n bytes
+ * of the pattern. */
+static bool match_names(TokenStream *stream, const char *path, const char *pattern, size_t n, Error *err) {
+    const size_t slashes = strspn(pattern + n, "/");
+    const char *folder = *path ? path : ".";
+    char part[PATH_MAX], longer[PATH_MAX], **names;
+    struct stat info;
+    int n_names;
+    if (stat(folder, &info)) return is_absence() || fail_hidden(path, err);
+    if (!S_ISDIR(info.st_mode)) return true;
+    if (!directory_list(folder, "", &names, &n_names, err)) return false;
+    bool ok = true;
+    snprintf(part, sizeof part, "%.*s", (int)n, pattern);
+    for (int i = 0; ok && i < n_names; i++)
+        if (fnmatch(part, names[i], FNM_PERIOD) == 0 &&
+            snprintf(longer, PATH_MAX, "%s%s%.*s", path, names[i], (int)slashes, pattern + n) < PATH_MAX)
+            ok = match(stream, longer, pattern + n + slashes, err);
+    names_free(names, n_names);
+    return ok;
+}
+
+/* Adds the files whose paths begin with `path` and go on as the pattern says. A folder that cannot be looked into is an
+ * error: glob(3) leaves its files out without a word. */
+static bool match(TokenStream *stream, const char *path, const char *pattern, Error *err) {
+    const size_t n = strcspn(pattern, "/"), wild = strcspn(pattern, "*?[\\");
+    char longer[PATH_MAX];
+    struct stat info;
+    if (!*pattern)
+        return lstat(path, &info) ? is_absence() || fail_hidden(path, err) : add_file(stream, path, err);
+    if (wild < n) return match_names(stream, path, pattern, n, err);
+    const size_t all = n + strspn(pattern + n, "/");
+    return snprintf(longer, PATH_MAX, "%s%.*s", path, (int)all, pattern) >= PATH_MAX || /* no file has it */
+           match(stream, longer, pattern + all, err);
+}
+
+static int compare_files(const void *a, const void *b) {
+    return strcmp(((const TokenFile *)a)->path, ((const TokenFile *)b)->path);
 }
 
 /* What a name that no file has is most often meant to be. */
@@ -39,21 +102,17 @@ static const char *hint_for(const char *pattern) {
     return "`make data` lists data sets";
 }
 
-/* Fills files[].path: the file of that very name, else what the pattern matches, sorted. */
+/* Fills files[].path: the file of that very name, else what the pattern matches, sorted bytewise. */
 static bool find_files(TokenStream *stream, Error *err) {
     const char *pattern = stream->pattern;
-    if (access(pattern, F_OK) == 0) return copy_names(stream, (char **)&pattern, 1, err);
-    glob_t found;
-    int status = glob(pattern, GLOB_NOSORT, NULL, &found);
-    if (status == GLOB_NOMATCH)
+    struct stat info;
+    if (stat(pattern, &info) == 0) return add_file(stream, pattern, err);
+    if (!match(stream, "", pattern, err)) return false;
+    if (stream->n_files == 0)
         return fail(err, EXIT_INPUT, "%s: no such file, and as a pattern it matches none; hint: %s", pattern,
                     hint_for(pattern));
-    if (status != 0)
-        return fail(err, EXIT_RUN, "%s: cannot be searched: out of memory or an unreadable folder", pattern);
-    names_sort(found.gl_pathv, found.gl_pathc);
-    bool ok = copy_names(stream, found.gl_pathv, found.gl_pathc, err);
-    globfree(&found);
-    return ok;
+    qsort(stream->files, (size_t)stream->n_files, sizeof *stream->files, compare_files);
+    return true;
 }
 
 /* ---- shards ---- */

@@ -3,6 +3,7 @@
  * beside them shows samples as text. One in the shards' folder is theirs, and no other may be named. One in the folder
  * above may be that of other shards: a named one goes before it, and so does that of a run on its own data. Nothing
  * depends on the working directory. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -100,11 +101,13 @@ static bool open_beside_shards(Run *run, const char *shard, Error *err) {
 static bool open_named(Run *run, Error *err) {
     const char *spec = run->settings.tokenizer;
     char path[PATH_MAX];
-    if (access(spec, F_OK) != 0 && strcmp(spec, "bytes") != 0)
+    if (access(spec, F_OK) != 0 && strcmp(spec, "bytes") != 0) {
+        if (errno != ENOENT && errno != ENOTDIR) return fail_errno(err, "cannot open", spec);
         return fail(err, EXIT_INPUT,
                     "%s: no such file or folder; hint: bytes, or a tokenizer's file: make "
                     "data/tinyshakespeare writes data/%s",
                     spec, GPT2_TOKENIZER_FILE);
+    }
     if (directory_has(spec, GPT2_TOKENIZER_FILE) && !tokenizer_is_in(spec))
         return path_join(path, spec, GPT2_TOKENIZER_FILE, err) && open_tokenizer(run, path, by_flag, err);
     return open_tokenizer(run, spec, by_flag, err);

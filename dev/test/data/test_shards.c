@@ -219,6 +219,84 @@ static void test_replaced_shard(void) {
     empty_folder();
 }
 
+/* Refused with these words, or, `words` NULL, found: as many files. By a user whom folders can keep out. */
+static void expect_files(const char *pattern, int n, const char *words) {
+    const bool is_root = geteuid() == 0;
+    TokenStream stream;
+    Error err = {0};
+    REQUIRE(!is_root || seteuid(65534) == 0, "another user");
+    const bool ok = token_stream_open(&stream, path_of(pattern), NULL, NULL, 65536, &err);
+    REQUIRE(!is_root || seteuid(0) == 0, "root again");
+    if (words)
+        CHECK(!ok && err.exit_code == EXIT_INPUT && strstr(err.text, words) &&
+                  strstr(err.text, "Permission denied"),
+              "%s: expected '%s', exit code %d: %s", pattern, words, err.exit_code, err.text);
+    else
+        CHECK(ok && stream.n_files == n, "%s: expected %d files, found %d: %s", pattern, n,
+              ok ? stream.n_files : 0, err.text);
+    if (ok) token_stream_close(&stream);
+}
+
+/* A part of the data that cannot be looked at is not left out without a word. */
+static void test_closed_folders(void) {
+    chmod(folder, 0755);
+    for (int i = 1; i <= 3; i++) {
+        static const char *const names[] = {"a1", "a2", "b"};
+        char name[32];
+        mkdir(path_of(names[i - 1]), 0755);
+        snprintf(name, sizeof name, "%s/x.bin", names[i - 1]);
+        write_shard(name, 0, 10);
+    }
+    write_shard("a0", 0, 10); /* no folder */
+    REQUIRE(symlink("nowhere", path_of("a9")) == 0, "a link");
+    expect_files("a*/*.bin", 2, NULL);
+    expect_files("a*/x.bin", 2, NULL);
+    expect_files("*/*", 3, NULL);
+    expect_files("[b]/../a\\2//x.*", 1, NULL);
+    chmod(path_of("a2"), 0);
+    expect_files("a*/*.bin", 0, "/a2");
+    expect_files("a*/x.bin", 0, "cannot look into ");
+    expect_files("a*/x.bin", 0, "/a2: ");
+    expect_files("a2/x.bin", 0, "/a2: ");
+    expect_files("a2/deeper/x.bin", 0, "/a2: ");
+    expect_files("b/*.bin", 1, NULL);
+    chmod(path_of("a2"), 0700);
+    chmod(folder, 0700);
+    empty_folder();
+}
+
+/* By their whole paths, in which '-' comes before '/'. */
+static void test_order_of_folders(void) {
+    TokenStream stream;
+    Error err = {0};
+    mkdir(path_of("a"), 0755);
+    mkdir(path_of("a-1"), 0755);
+    write_shard("a/x.bin", 0, 10);
+    write_shard("a-1/x.bin", 0, 10);
+    if (CHECK(token_stream_open(&stream, path_of("a*/x.bin"), NULL, NULL, 65536, &err), "%s", err.text)) {
+        CHECK(strstr(stream.files[0].path, "a-1/x.bin"), "first: %s", stream.files[0].path);
+        token_stream_close(&stream);
+    }
+    empty_folder();
+}
+
+/* No descriptor left is no reason to say that there are no files. */
+static void test_no_descriptor(void) {
+    struct rlimit before, none;
+    TokenStream stream;
+    Error err = {0};
+    write_shard("t_0.bin", 0, 10);
+    getrlimit(RLIMIT_NOFILE, &before);
+    none = before;
+    none.rlim_cur = 0;
+    setrlimit(RLIMIT_NOFILE, &none);
+    const bool ok = token_stream_open(&stream, path_of("t_*.bin"), NULL, NULL, 65536, &err);
+    setrlimit(RLIMIT_NOFILE, &before);
+    CHECK(!ok && err.exit_code == EXIT_RUN && strstr(err.text, "Too many open files"), "exit code %d: %s",
+          err.exit_code, err.text);
+    empty_folder();
+}
+
 int main(void) {
     if (!REQUIRE(mkdtemp(folder) != NULL, "cannot make a folder in /tmp")) return check_finish("shards");
     test_uint32();
@@ -228,6 +306,9 @@ int main(void) {
     test_shrinking_file();
     test_large_files();
     test_many_shards();
+    test_closed_folders();
+    test_order_of_folders();
+    test_no_descriptor();
     test_replaced_shard();
     rmdir(folder);
     return check_finish("shards");

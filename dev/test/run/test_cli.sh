@@ -152,6 +152,29 @@ refused "a prompt without a tokenizer" '--prompt: .*there is no gpt2_tokenizer.b
 check "a prompt without a tokenizer: found before the first step" [ ! -e "$work/unprompted" ]
 refuses "bad tokenizer" '--tokenizer: .*empty.txt' $tiny --train "$work/text.txt" --tokenizer "$work/empty.txt"
 
+# as_other ARGS...: run, as a user whom folders can keep out.
+as_other() {
+    if [ "$(id -u)" -ne 0 ]; then run "$@"; else
+        setpriv --inh-caps=-all --bounding-set=-all "$program" --device cpu "$@" >"$work/out" 2>"$work/err" </dev/null
+        status=$?
+    fi
+}
+if [ "$(id -u)" -ne 0 ] || setpriv --inh-caps=-all --bounding-set=-all true 2>/dev/null; then
+    mkdir "$work/p1" "$work/p2"
+    cp "$work/text.txt" "$work/p1" && cp "$work/text.txt" "$work/p2" && chmod 000 "$work/p2"
+    as_other $tiny --train "$work/p*/*.txt" --steps 2
+    refused "a part of the data in a closed folder" '^error: --train: cannot open the directory .*/p2/: Permission denied$'
+    as_other $tiny --train "$work/p*/text.txt" --steps 2
+    refused "the same, with a name behind the pattern" '^error: --train: cannot look into .*/p2: Permission denied$'
+    as_other $tiny --train "$work/p2/text.txt" --steps 2
+    refused "a text in a closed folder" '^error: --train: cannot look into .*/p2: Permission denied$'
+    as_other $tiny --train "$work/text.txt" --tokenizer "$work/p2/tok" --steps 2
+    refused "a tokenizer in a closed folder" '^error: --tokenizer: cannot open .*/p2/tok: Permission denied$'
+    chmod 700 "$work/p2"
+else
+    skipped=$((skipped + 4))
+fi
+
 # ---- output folder ----
 refuses "out is a file" 'text.txt' $tiny --train "$work/text.txt" --out "$work/text.txt"
 refuses "out below a file" 'text.txt' $tiny --train "$work/text.txt" --out "$work/text.txt/run"

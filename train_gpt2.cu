@@ -70,6 +70,7 @@ static bool score_choices(Training *t, int64_t step, Error *err) {
         return fail(err, EXIT_RUN, "--hellaswag: no memory for the choices of %d items", n);
     const bool ok = training_score(t, &score, chosen, err);
     if (ok && !training_stops(t)) {
+        t->n_lost = score.n_lost;
         console_score(&t->console, step, &score, clock_seconds() - begun);
         log_score(&t->log, step, &score, chosen);
     }
@@ -288,6 +289,9 @@ static bool eval_only(Training *t, Error *err) {
     if (t->run->val && !isfinite(t->val_loss))
         return fail(err, EXIT_RUN, "--eval-only: the validation loss of %s is %g", setup_model_name(t->run),
                     t->val_loss);
+    if (t->n_lost > 0)
+        return fail(err, EXIT_RUN, "--hellaswag: %d of %d items have losses of %s that are NaN or infinite",
+                    t->n_lost, t->run->choices->n_items, setup_model_name(t->run));
     return true;
 }
 

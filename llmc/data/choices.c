@@ -280,12 +280,15 @@ ChoiceScore choices_score(const Choices *c, const double *means, unsigned char *
     for (int i = 0; i < c->n_rows;) {
         const int item = c->rows[i].item;
         int by_mean = -1, by_sum = -1;
+        bool is_lost = false;
         double least_mean = INFINITY, least_sum = INFINITY;
         for (; i < c->n_rows && c->rows[i].item == item; i++) {
             const double sum = means[i] * c->rows[i].n_ending;
+            is_lost = is_lost || !isfinite(means[i]);
             if (means[i] < least_mean) least_mean = means[i], by_mean = c->rows[i].ending;
             if (sum < least_sum) least_sum = sum, by_sum = c->rows[i].ending;
         }
+        score.n_lost += is_lost;
         score.n_right_mean += by_mean == c->labels[item];
         score.n_right += by_sum == c->labels[item];
         if (chosen) chosen[item] = by_mean < 0 ? 255 : (unsigned char)by_mean;

@@ -5,6 +5,7 @@
  *   65535, bytes of the item (all of these), its index, label, number of endings, n and n tokens of the context, then
  *   for each ending n and n tokens */
 #pragma once
+#include <math.h>
 #include <stdint.h>
 #include "llmc/base/error.h"
 
@@ -55,7 +56,13 @@ typedef struct ChoiceScore {
     int n_items;
     int n_right;      /* by the smallest sum of losses of an ending: acc */
     int n_right_mean; /* by the smallest mean: acc_norm, what llm.c and others report */
+    int n_lost; /* with a mean that is NaN or infinite: if there are any, the counts above say nothing */
 } ChoiceScore;
+
+/* Of all items the share of n_right, one of the score's counts; NaN where there is no score. */
+static inline double choices_share(const ChoiceScore *score, int n_right) {
+    return score->n_lost ? NAN : (double)n_right / score->n_items;
+}
 
 /* means (n_rows) as choices_mean_loss has them; chosen (n_items) = the ending of the smallest mean, or NULL. Of equal ones
  * the first; one that is no number is never chosen. */

@@ -133,11 +133,10 @@ void console_val(Console *console, int64_t step, double val_loss) {
 }
 
 void console_score(Console *console, int64_t step, const ChoiceScore *score, double seconds) {
-    const double n = score->n_items;
     char items[FORMAT_NUMBER];
     Line line = begin_line(console, step);
-    add_field(&line, "hellaswag acc_norm %.4f", score->n_right_mean / n);
-    add_field(&line, "acc %.4f", score->n_right / n);
+    add_field(&line, "hellaswag acc_norm %.4f", choices_share(score, score->n_right_mean));
+    add_field(&line, "acc %.4f", choices_share(score, score->n_right));
     add_field(&line, "%s items in %.1f s", format_integer(items, score->n_items), seconds);
     end_line(console, &line);
 }

@@ -142,8 +142,8 @@ void log_score(RunLog *run, int64_t step, const ChoiceScore *score, const unsign
     if (!run->is_open) return;
     JsonWriter w = begin_line(step);
     Buffer digits = {0};
-    json_write_double(&w, "acc_norm", (double)score->n_right_mean / score->n_items);
-    json_write_double(&w, "acc", (double)score->n_right / score->n_items);
+    json_write_double(&w, "acc_norm", choices_share(score, score->n_right_mean));
+    json_write_double(&w, "acc", choices_share(score, score->n_right));
     json_write_int(&w, "items", score->n_items);
     for (int i = 0; chosen && i < score->n_items; i++)
         buffer_append(&digits, chosen[i] < 10 ? &"0123456789"[chosen[i]] : "?", 1);

@@ -73,6 +73,7 @@ typedef struct Training {
     double result_read; /* seconds: when the last result was there, which is when its step ended */
     bool stop_agreed;   /* a step's statistics said that a rank was asked to end the run */
     bool save_agreed;   /* the same of SIGUSR1: a rank was asked to save */
+    int n_lost;         /* items of the last --hellaswag with losses that are NaN or infinite */
     bool is_best;       /* the last evaluation found the run's lowest loss */
     Saving saving;
     int bad_in_a_row; /* steps up to now */

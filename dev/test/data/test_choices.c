@@ -214,6 +214,12 @@ static void test_score(void) {
           chosen[0], chosen[1], chosen[2], chosen[3]);
     CHECK(score.n_items == 4 && score.n_right_mean == 3 && score.n_right == 2,
           "%d by the mean, %d by the sum", score.n_right_mean, score.n_right);
+    CHECK(score.n_lost == 2 && isnan(choices_share(&score, score.n_right)), "%d items lost", score.n_lost);
+    const double finite[] = {2, 1, 3, 3, 4, 5, 1, 2};
+    const ChoiceScore whole_score = choices_score(&c, finite, NULL);
+    CHECK(whole_score.n_lost == 0 && choices_share(&whole_score, whole_score.n_right_mean) == 0.75,
+          "%d items lost, %g right", whole_score.n_lost,
+          choices_share(&whole_score, whole_score.n_right_mean));
     const float losses[] = {9, 1, 2, 6, 9, 9};
     const ChoiceRow row = {.n_context = 2, .n_ending = 3};
     CHECK(choices_mean_loss(&row, losses, 6) == 3, "mean %g", choices_mean_loss(&row, losses, 6));

@@ -66,6 +66,11 @@ check "sampling from NaN: exit code $status, expected 1" [ "$status" -eq 1 ]
 check "sampling from NaN: says so, last of all" sh -c "tail -n 1 '$work/err' | grep -qE '^error: sampling: .* logits of token 1 are NaN'"
 run $nan --train "$work/text.txt" --eval-only --batch 2 --eval-batches 2
 failed_with "evaluation of NaN" '^error: --eval-only: the validation loss of .*/nan is nan$'
+make_items 20
+run $nan --eval-only --hellaswag "$work/items.bin" --out "$work/scored"
+failed_with "a score of NaN" '^error: --hellaswag: 20 of 20 items have losses of .*/nan that are NaN or infinite$'
+check "a score of NaN: is none" grep -q 'hellaswag acc_norm nan | acc nan |' "$work/out"
+check "a score of NaN: the log has null" grep -qE '"acc_norm": *null, *"acc": *null, ' "$work/scored/log.jsonl"
 run $nan $quiet --train "$work/text.txt" --batch 2 --steps 20 --out "$work/tuned"
 failed_with "training from NaN" '3 steps in a row .* stopped at step 3 and not saved, nothing was saved before; hint: see whether the weights of .*/nan are whole$'
 check "training from NaN: nothing is saved" [ "$(ls "$work/tuned")" = "$(printf 'log.jsonl\nrun.lock')" ]

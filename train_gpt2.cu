@@ -5,7 +5,6 @@
  *
  * Every part is a file of llmc/: flags, setup, gpt2 (the model over ops.h), dataloader, schedule, samples,
  * checkpoint, training (a step), stop (signals). */
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -305,7 +304,7 @@ static bool work(Training *t, Error *err) {
 
 static void say_program(const Run *run) {
     console_row(setup_header(run), "program", "%s", program_version());
-    fflush(setup_header(run));
+    print_flush(setup_header(run));
 }
 
 /* Device, data, output folder, some of which may take a while: the first line stands before them. */
@@ -348,7 +347,7 @@ static void describe(Training *t) {
     else if (run->settings.resume)
         console_row(stdout, "resumed", "nothing: %s holds no checkpoint, a new run begins",
                     run->settings.out);
-    fflush(stdout);
+    print_flush(stdout);
 }
 
 /* Where the run begins: at the start, or where the checkpoint ended. */
@@ -396,8 +395,9 @@ static bool open_log(Training *t, int argc, char **argv, Error *err) {
 /* What was asked for went to stdout: a full disk or a closed pipe there is a failure. */
 static int finish_output(void) {
     Error err = {0};
-    if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
-    fail(&err, EXIT_RUN, "the output could not be written: %s", strerror(errno));
+    const int reason = print_failure();
+    if (!reason) return 0;
+    fail(&err, EXIT_RUN, "the output could not be written: %s", strerror(reason));
     die(&err);
 }
 
@@ -479,7 +479,9 @@ static int run_to_end(Training *t, int argc, char **argv) {
     Run *run = t->run;
     const Settings *s = &run->settings;
     Error err = {0};
-    if (!settings_model_alone(s) && (!s->eval_only || run->comm->ranks.n_ranks > 1))
+    const bool only_prints =
+        (s->eval_only || (s->profile && !s->profile_trace)) && run->comm->ranks.n_ranks == 1;
+    if (!settings_model_alone(s) && !only_prints)
         stop_ignore_pipe(); /* the reader may leave behind the first line */
     setup_agree(run, load(run, &err), &err);
     setup_share_output(run);

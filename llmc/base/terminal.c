@@ -1,5 +1,6 @@
 #include "terminal.h"
 #include "clock.h"
+#include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -167,10 +168,27 @@ void status_show(FILE *out, int columns, bool ticks, const char *format, ...) {
 
 /* ---- lines ---- */
 
+static int failure; /* errno; 0: none */
+
+static void note_failure(const FILE *out, bool written) {
+    if (!written && out == stdout && !failure) failure = errno ? errno : EIO;
+}
+
+void print_flush(FILE *out) {
+    note_failure(out, fflush(out) == 0);
+}
+
+int print_failure(void) {
+    print_flush(stdout);
+    return failure ? failure : ferror(stdout) ? EIO : 0;
+}
+
 static void put(FILE *out, const char *bytes, size_t n, const char *end) {
     pthread_mutex_lock(&lock);
     hide();
-    fprintf(out, "%.*s%s", (int)n, bytes, end); /* one write: other ranks have the same stderr */
+    const int put =
+        fprintf(out, "%.*s%s", (int)n, bytes, end); /* one write: other ranks have the same stderr */
+    note_failure(out, put >= 0);
     pthread_mutex_unlock(&lock);
 }
 

@@ -12,6 +12,11 @@
 
 /* From now on what goes to stdout arrives nowhere. */
 void print_nothing(void);
+/* What was printed goes out now. */
+void print_flush(FILE *out);
+/* Why something that was printed to stdout could not be written, an errno, of the first such; 0: nothing failed. Where
+ * a failure shows later, errno is another call's. */
+int print_failure(void);
 
 /* ---- lines ---- */
 

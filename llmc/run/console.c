@@ -94,7 +94,7 @@ __attribute__((format(printf, 2, 3))) static void add_field(Line *line, const ch
 
 static void end_line(const Console *console, const Line *line) {
     print_line(console->out, "%s", line->text);
-    fflush(console->out);
+    print_flush(console->out);
 }
 
 static void print_step(Console *console, const StepReport *report, double eta) {
@@ -148,7 +148,7 @@ void console_note(Console *console, const char *format, ...) {
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     print_wrapped(console->out, 0, 2, terminal_columns(console->out), "%s", text);
-    fflush(console->out);
+    print_flush(console->out);
 }
 
 void console_status(Console *console, const char *format, ...) {
@@ -216,7 +216,7 @@ void console_sample_end(Console *console, FILE *frames) {
     console_text_end(console);
     if (!frames) return;
     print_line(frames, "---");
-    fflush(frames);
+    print_flush(frames);
 }
 
 static const char *loss_text(char *buffer, double loss) {
@@ -231,5 +231,5 @@ void console_done(Console *console, int64_t step, double train_loss, double val_
     print_wrapped(console->out, 0, 2, terminal_columns(console->out),
                   "done: step %lld, train loss %s, val loss %s, %.0f tok/s", (long long)step,
                   loss_text(train, train_loss), loss_text(val, val_loss), tokens_per_second);
-    fflush(console->out);
+    print_flush(console->out);
 }

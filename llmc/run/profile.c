@@ -122,5 +122,5 @@ void profile_print(FILE *out, const Profile *profile, const Roofs *roofs) {
                    (double)profile->n_unnoted / steps);
     else
         print_line(out, "  the ops are %.1f %% of it", 100 * sum / steps / profile->seconds_a_step);
-    fflush(out);
+    print_flush(out);
 }

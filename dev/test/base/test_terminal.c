@@ -1,6 +1,7 @@
 /* What reaches the terminal: the rule for each kind of character; then the program on a terminal of its own (a pty)
  * and in a pipe, with names, files, tokens and prompts that would be obeyed; its lines at 40 columns; no control code
  * where TERM or NO_COLOR says so; something that moves while it works. */
+#include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -330,12 +331,28 @@ static void test_one_write(void) {
     close(ends[0]);
 }
 
+/* The reason of what was lost stands, whatever other calls fail of later. */
+static void test_failure(void) {
+    const pid_t child = fork();
+    if (child == 0) {
+        if (print_failure() != 0) _exit(1);
+        if (!freopen("/dev/full", "w", stdout)) _exit(2);
+        print_line(stdout, "lost");
+        print_flush(stdout);
+        if (open("/nowhere/at/all", O_RDONLY) >= 0) _exit(3);
+        _exit(print_failure() == ENOSPC ? 0 : 4);
+    }
+    int status = -1;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0, "wait status %d", status);
+}
+
 int main(void) {
     char here[512];
     test_rule();
     test_one_write();
     test_every_character();
     test_cut();
+    test_failure();
     unsetenv("NO_COLOR");
     if (!REQUIRE(mkdtemp(folder) && getcwd(here, sizeof here), "no folder")) return check_finish("terminal");
     if (access(program, X_OK) == 0) {

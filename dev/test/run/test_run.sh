@@ -202,6 +202,11 @@ failed_with "a full disk, without --out" 'output could not be written'
 "$program" --device cpu $tiny $quiet --steps 3 --out "$work/full" >/dev/full 2>"$work/err" </dev/null
 check "a full disk, with --out: the run goes on" [ $? -eq 0 ]
 
+# With a whole line of its output the reader leaves: there is nothing to say, as for other programs that only print.
+{ "$program" --device cpu --layers 1 --train "$work/text.txt" --profile 2>"$work/err" </dev/null; echo "status $?" >"$work/out"; } | head -n 1 >"$work/first"
+check "a profile for a reader that leaves: it ends by the signal" grep -qx 'status 141' "$work/out"
+check "a profile for a reader that leaves: without a word" [ ! -s "$work/err" ]
+
 # ---- what an evaluation may write ----
 cp -r "$work/good" "$work/logged"
 sums "$work/logged" >"$work/before"

@@ -20,6 +20,11 @@ bool fail_errno(Error *err, const char *what, const char *path) {
                 strerror(code));
 }
 
+bool fail_stdin(Error *err) {
+    if (errno == EBADF) return fail(err, EXIT_INPUT, "stdin: expected text, found it closed");
+    return fail_errno(err, "cannot read", "stdin");
+}
+
 bool error_is_full(const Error *err) {
     return text_ends_in(err->text, strerror(ENOSPC)) || text_ends_in(err->text, strerror(EDQUOT));
 }

@@ -11,6 +11,9 @@ bool fail_errno(Error *err, const char *what, const char *path);
 /* Of a failure of fail_errno: the disk is full, or a quota is used up. */
 bool error_is_full(const Error *err);
 
+/* Fails of stdin with errno: EXIT_INPUT where what stands for it cannot be read (closed, a directory). */
+bool fail_stdin(Error *err);
+
 /* A whole regular file of at most max_bytes, malloc'ed, with a null after its *size bytes. NULL on error. */
 char *file_read(const char *path, size_t max_bytes, size_t *size, Error *err);
 /* Opens a regular file for reading (never blocks on a pipe); -1 on error. */

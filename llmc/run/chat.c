@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 #include "llmc/base/buffer.h"
+#include "llmc/base/files.h"
 #include "llmc/base/terminal.h"
 #include "stop.h"
 
@@ -29,8 +30,8 @@ static void end_line(Buffer *text) {
     if (text->length == 0 || text->data[text->length - 1] != '\n') buffer_append(text, "\n", 1);
 }
 
-/* The next line behind the text so far; false where stdin ends. */
-static bool read_line(Buffer *text) {
+/* The next line behind the text so far; false where stdin ends, or, with err, cannot be read. */
+static bool read_line(Buffer *text, Error *err) {
     static const char prompt[] = "> ";
     const bool typed = isatty(STDIN_FILENO);
     char *line = NULL;
@@ -38,6 +39,10 @@ static bool read_line(Buffer *text) {
     if (typed) print(stderr, "%s", prompt);
     stop_expect_line(typed ? prompt : "");
     const ssize_t n = getline(&line, &size, stdin);
+    if (n < 0 && ferror(stdin)) {
+        fail_stdin(err);
+        fail_flag("chat", err);
+    }
     stop_expect_line(NULL);
     if (n > 0) add(text, line, (size_t)n);
     if (n > 0) end_line(text);
@@ -83,7 +88,8 @@ bool chat(Run *run, Console *console, SampleOptions options, Error *err) {
     if (options.prompt) add(&c.text, options.prompt, strlen(options.prompt));
     stop_catch_interrupt();
     run->model.stop = answer_ends;
-    while (ok && read_line(&c.text)) ok = answer(run, &c, &options, &all, err);
+    while (ok && read_line(&c.text, err)) ok = answer(run, &c, &options, &all, err);
+    ok = ok && err->exit_code == 0;
     if (ok) samples_print_rates(run->ops, &all);
     buffer_free(&c.text);
     return ok;

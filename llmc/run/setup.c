@@ -40,7 +40,7 @@ static char *read_stdin(size_t *size, Error *err) {
     *size = fread(text, 1, PROMPT_MOST + 1, stdin);
     text[*size] = 0;
     if (ferror(stdin))
-        fail_errno(err, "cannot read", "stdin");
+        fail_stdin(err);
     else if (*size > PROMPT_MOST)
         fail(err, EXIT_INPUT, "stdin: expected at most %d bytes, found more", PROMPT_MOST);
     else
@@ -52,6 +52,8 @@ static char *read_stdin(size_t *size, Error *err) {
 bool setup_prompt(Run *run, Error *err) {
     const Settings *s = &run->settings;
     size_t size;
+    char none[1];
+    if (s->chat && read(STDIN_FILENO, none, 0) < 0) return fail_stdin(err) || fail_flag("chat", err);
     if (!s->prompt_file) return true;
     run->prompt = strcmp(s->prompt_file, "-") == 0 ? read_stdin(&size, err)
                                                    : file_read(s->prompt_file, PROMPT_MOST, &size, err);

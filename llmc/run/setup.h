@@ -97,7 +97,7 @@ bool setup_find_checkpoint(Run *run, Error *err);
 /* A run beside may remove the checkpoint that stands for its folder while this one reads it: true where there is
  * another now. */
 bool setup_model_moved(Run *run);
-/* Reads --prompt-file. */
+/* Reads --prompt-file; of --chat, sees whether stdin can be read. */
 bool setup_prompt(Run *run, Error *err);
 /* How a sample begins; NULL: no flag says. A file's text is no part of the settings, which each checkpoint holds. */
 static inline const char *setup_prompt_text(const Run *run) {

@@ -18,7 +18,8 @@ typedef enum {
 } StopPhase;
 
 /* First of all in main(). A file-size limit (SIGXFSZ) does not end the program: the failed write is seen where it is
- * made. A closed stdin, stdout or stderr is opened on /dev/null, so that no file of ours gets its number. */
+ * made. A closed stdin, stdout or stderr is opened on /dev/null, so that no file of ours gets its number; to read from
+ * it, or to write to it, fails as before (EBADF). */
 void stop_prepare(void);
 /* Signals are answered by another process: this one does what they ask, and says nothing. */
 void stop_say_nothing(void);

@@ -345,6 +345,25 @@ check "a bad token in mid-run: exit code $status" [ "$status" -eq 2 ]
 check "a bad token in mid-run: what was learned is saved" has_checkpoint "$work/late"
 cp "$work/good_000.bin" "$work/val_000.bin"
 refuses "bad validation data, before the first step" 'val_000.bin.*50256' $tiny --train "$work/text.txt" --val "$work/val_*.bin" --steps 100000
+for words in --version --help "--model $work/whole --prompt line --sample-tokens 4" "--model $work/whole --memory" "--model $work/whole --train $work/text.txt --eval-only --batch 2 --eval-batches 2"; do
+    "$program" --device cpu $words >&- 2>"$work/err" </dev/null
+    status=$?
+    : >"$work/out"
+    check "${words##*--} to a closed stdout: exit code $status" [ "$status" -eq 1 ]
+    check "${words##*--} to a closed stdout: says so" eval 'tail -n 1 "$work/err" | grep -qx "error: the output could not be written: Bad file descriptor"'
+done
+"$program" --device cpu --model "$work/whole" --prompt-file - >"$work/out" 2>"$work/err" <&-
+status=$?
+refused "a prompt from a closed stdin" '^error: --prompt-file: stdin: expected text, found it closed$'
+"$program" --device cpu --model "$work/whole" --prompt-file - >"$work/out" 2>"$work/err" <"$work"
+status=$?
+refused "a prompt from a folder as stdin" '^error: --prompt-file: cannot read stdin: Is a directory$'
+"$program" --device cpu --model "$work/whole" --chat >"$work/out" 2>"$work/err" <&-
+status=$?
+refused "a chat on a closed stdin" '^error: --chat: stdin: expected text, found it closed$'
+"$program" --device cpu --model "$work/whole" --chat >"$work/out" 2>"$work/err" <"$work"
+status=$?
+refused "a chat on a folder as stdin" '^error: --chat: cannot read stdin: Is a directory$'
 "$program" --device cpu $long --out "$work/closed" >&- 2>&-
 check "closed output: the log stays a log" [ "$(grep -cv '^{' "$work/closed/log.jsonl")" -eq 0 ]
 "$program" --device cpu $long --out "$work/piped" 2>/dev/null | head -n 1 >/dev/null

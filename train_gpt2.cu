@@ -22,6 +22,7 @@
 #include "llmc/run/score.h"
 #include "llmc/run/setup.h"
 #include "llmc/base/clock.h"
+#include "llmc/base/files.h"
 #include "llmc/base/stack.h"
 #include "llmc/run/stop.h"
 #include "llmc/base/terminal.h"
@@ -183,8 +184,12 @@ static bool export(Training *t, Error *err) {
         print_note("attention of this model sees its own document only; a program that knows no documents "
                    "lets it see all: its output is another past an end-of-text token");
     console_status(&t->console, "writing %s", s->export_path);
-    if (!export_model(s->export_path, s->export_type, &t->run->model, t->run->tokenizer, &bytes, err))
-        return false;
+    stop_defer(); /* a signal ends it when what is written until then is removed */
+    file_writes_end = stop_is_deferred;
+    const bool ok =
+        export_model(s->export_path, s->export_type, &t->run->model, t->run->tokenizer, &bytes, err);
+    stop_end_deferred();
+    if (!ok) return false;
     console_note(&t->console, "exported: %s, %s, %s; to open it: %s", s->export_path,
                  export_type_names[s->export_type], format_bytes(size, (double)bytes),
                  export_hint(s->export_path, s->export_type));

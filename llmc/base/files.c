@@ -181,9 +181,15 @@ bool outfile_open(OutFile *file, const char *path, Error *err) {
     return false;
 }
 
+bool (*file_writes_end)(void);
+
 /* At an offset, or (-1) where the file is. */
 static bool write_all(int fd, const char *bytes, size_t n, int64_t offset) {
     for (size_t done = 0; done < n;) {
+        if (file_writes_end && file_writes_end()) {
+            errno = EINTR;
+            return false;
+        }
         const ssize_t put = offset < 0 ? write(fd, bytes + done, n - done)
                                        : pwrite(fd, bytes + done, n - done, offset + (int64_t)done);
         if (put < 0 && errno == EINTR) continue;

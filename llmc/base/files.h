@@ -72,6 +72,8 @@ bool outfile_close(OutFile *file, Error *err);
 void outfile_abandon(OutFile *file);
 /* The new file DIRECTORY/NAME of n bytes, on the disk; removed if that fails. */
 bool file_write(const char *directory, const char *name, const void *bytes, size_t n, Error *err);
+/* Not NULL: once it says true, everything that is to be written fails (EINTR), since the program is to end. */
+extern bool (*file_writes_end)(void);
 /* write(2) until all n bytes are written; false with errno. */
 bool file_write_all(int fd, const char *bytes, size_t n);
 

@@ -316,6 +316,7 @@ static bool write_in(int folder, const Target *t, GPT2 *model, int64_t *bytes, E
         return fail_errno(err, "cannot create", directory) || fail_in_place(temporary, t, err);
     bool ok = t->kind->write(directory, t, model, err) && directory_sync(directory, err);
     *bytes = ok ? bytes_in(directory) : 0;
+    if (ok && file_writes_end && file_writes_end()) ok = fail(err, EXIT_RUN, "--export: it was to end");
     ok = ok && publish(folder, directory, t, err) && file_sync(folder, t->folder, err);
     if (!ok || !t->kind->is_folder) directory_remove(folder, temporary, NULL, &ignored);
     return ok || fail_in_place(temporary, t, err);

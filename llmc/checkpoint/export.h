@@ -5,7 +5,8 @@
  *   NAME.bin    llm.c: version 3 (f32) or 5 (bf16); beside it gpt2_tokenizer.bin
  *   else        a Hugging Face directory, as a checkpoint is one, without what a resume needs
  *
- * Written in a temporary directory beside PATH, fsync'ed, renamed. PATH must be free: nothing is replaced. */
+ * Written in a temporary directory beside PATH, fsync'ed, renamed. PATH must be free: nothing is replaced. Where
+ * file_writes_end (files.h) comes true meanwhile, it fails, and nothing is left. */
 #pragma once
 #include "gguf.h"
 #include "llmc/model/gpt2.h"

@@ -114,6 +114,15 @@ static void request_save(int signal_number, siginfo_t *info, void *context) {
     errno = saved_errno;
 }
 
+static volatile sig_atomic_t deferred; /* a signal; 0: none yet */
+
+static void defer(int signal_number, siginfo_t *info, void *context) {
+    const double now = clock_seconds();
+    if (deferred && now - requested_at >= same_signal) end_at_once(signal_number, info, context);
+    if (!deferred) requested_at = now;
+    deferred = signal_number;
+}
+
 static volatile sig_atomic_t interrupted;
 static const char *volatile line_prompt; /* NULL: no line is read */
 
@@ -203,6 +212,20 @@ bool stop_take_save_request(void) {
     if (!save_requested) return false;
     save_requested = 0;
     return true;
+}
+
+/* ---- the side of what leaves nothing behind ---- */
+
+void stop_defer(void) {
+    handle_ends(defer);
+}
+
+bool stop_is_deferred(void) {
+    return deferred;
+}
+
+void stop_end_deferred(void) {
+    if (deferred) end_at_once(deferred, NULL, NULL);
 }
 
 /* ---- a chat's side ---- */

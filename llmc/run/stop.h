@@ -36,6 +36,12 @@ bool stop_now(void);
 /* A checkpoint was asked for since the last call. */
 bool stop_take_save_request(void);
 
+/* From now on a signal that would end the process waits for stop_end_deferred(), which does; stop_is_deferred(): there
+ * is one. The second does not wait. */
+void stop_defer(void);
+bool stop_is_deferred(void);
+void stop_end_deferred(void);
+
 /* In a chat SIGINT, from the first call on, ends what is drawn alone: stop_interrupted() is true until it is forgotten.
  * Between stop_expect_line(prompt) and stop_expect_line(NULL) a line is read: then the prompt comes again, on stderr. */
 void stop_catch_interrupt(void);

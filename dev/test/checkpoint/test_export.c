@@ -410,6 +410,38 @@ static void test_round_trips(void) {
     CHECK(export("c.bin", EXPORT_F32, bytes_tokenizer, &err), "with its tokenizer there: %s", err.text);
 }
 
+static int writes_left;
+
+static bool no_more_writes(void) {
+    return --writes_left < 0;
+}
+
+/* A program that is to end, whenever that is: nothing is left of the export. */
+static void test_ended(void) {
+    static const char *const names[] = {"ended.gguf", "ended.bin", "ended"};
+    for (int i = 0; i < 3; i++) {
+        bool ok = false;
+        int n = 0;
+        for (; !ok && n < 1000; n++) {
+            char **before, **after;
+            int n_before, n_after;
+            Error err, listed;
+            writes_left = n;
+            file_writes_end = NULL;
+            if (!CHECK(directory_list(folder, "", &before, &n_before, &listed), "%s", listed.text)) return;
+            file_writes_end = no_more_writes;
+            ok = export(names[i], EXPORT_F32, bytes_tokenizer, &err);
+            if (!CHECK(directory_list(folder, "", &after, &n_after, &listed), "%s", listed.text)) return;
+            CHECK(ok || (n_after == n_before && err.exit_code == EXIT_RUN), "%s, after %d writes: %s",
+                  names[i], n, err.text);
+            names_free(before, n_before);
+            names_free(after, n_after);
+        }
+        CHECK(ok && n > 2, "%s: %d writes", names[i], n);
+    }
+    file_writes_end = NULL;
+}
+
 /* Of a model with a window transformers is warned by a tensor, which this program knows. */
 static void test_window(void) {
     Error err;
@@ -618,6 +650,7 @@ int main(void) {
     test_gguf();
     test_gguf_of_bpe();
     test_round_trips();
+    test_ended();
     test_window();
     test_documents();
     test_blocks();

@@ -194,6 +194,15 @@ kill -TERM $child
 ended
 check "evaluation alone, SIGTERM: exit code $status" [ "$status" -eq 143 ]
 
+# It may be done before the signal comes; then the file is whole.
+start --model nano --layers 8 --heads 8 --channels 768 --export "$work/large.bin"
+await eval 'ls -d "$work"/.tmp-large.bin-* >/dev/null 2>&1 || [ -e "$work/large.bin" ]'
+kill -TERM $child 2>/dev/null
+ended
+check "an export, SIGTERM: exit code $status" eval '[ "$status" -eq 143 ] || [ -e "$work/large.bin" ]'
+check "an export, SIGTERM: nothing is left of it" [ -z "$(ls -A "$work" | grep '^\.tmp-')" ]
+rm -f "$work/large.bin" "$work/gpt2_tokenizer.bin"
+
 # ---- the output is all that there is ----
 "$program" --device cpu $tiny $quiet --steps 3 >/dev/full 2>"$work/err" </dev/null
 status=$?

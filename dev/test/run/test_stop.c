@@ -55,7 +55,7 @@ enum { TRIES = 20 };
 
 /* ---- one signal ---- */
 
-enum { PREPARED, PIPED, CAUGHT, QUIET };
+enum { PREPARED, PIPED, CAUGHT, QUIET, DEFERRED, DEFERRED_TO_END };
 typedef struct Row {
     const char *what;
     int signal, when, ended;
@@ -68,31 +68,38 @@ static void get_signal(const Row *row) {
     if (row->was_ignored) signal(row->signal, SIG_IGN);
     stop_prepare();
     if (row->when == PIPED) stop_ignore_pipe();
-    if (row->when >= CAUGHT) stop_catch();
+    if (row->when == CAUGHT || row->when == QUIET) stop_catch();
+    if (row->when >= DEFERRED) stop_defer();
     if (row->when == QUIET) be_quiet();
     raise(row->signal);
     if (row->twice) usleep(200000), raise(row->signal);
+    if (row->when == DEFERRED_TO_END) stop_end_deferred();
+    if (row->when == DEFERRED) _exit(stop_is_deferred() ? ASKED_STOP : 0);
     leave();
 }
 
 static void test_signals(void) {
     static const Row rows[] = {
-        {"SIGINT before the first step",        SIGINT,  PREPARED, -SIGINT,    false, false},
-        {"SIGTERM before the first step",       SIGTERM, PREPARED, -SIGTERM,   false, false},
-        {"a terminal that closes before it",    SIGHUP,  PREPARED, -SIGHUP,    false, false},
-        {"SIGUSR1 before the first step",       SIGUSR1, PREPARED, 0,          false, false},
-        {"a file-size limit",                   SIGXFSZ, PREPARED, 0,          false, false},
-        {"--help to a reader that leaves",      SIGPIPE, PREPARED, -SIGPIPE,   false, false},
-        {"training for a reader that leaves",   SIGPIPE, PIPED,    0,          false, false},
-        {"ctrl-C",                              SIGINT,  CAUGHT,   ASKED_STOP, false, false},
-        {"SIGTERM",                             SIGTERM, CAUGHT,   ASKED_STOP, false, false},
-        {"a terminal that closes",              SIGHUP,  CAUGHT,   ASKED_STOP, false, false},
-        {"a terminal that closes, under nohup", SIGHUP,  CAUGHT,   0,          true,  false},
-        {"SIGUSR1",                             SIGUSR1, CAUGHT,   ASKED_SAVE, false, false},
-        {"ctrl-C of a quiet process",           SIGINT,  QUIET,    ASKED_STOP, false, false},
-        {"SIGUSR1 twice",                       SIGUSR1, CAUGHT,   ASKED_SAVE, false, true },
-        {"ctrl-C twice",                        SIGINT,  CAUGHT,   -SIGINT,    false, true },
-        {"SIGTERM twice",                       SIGTERM, CAUGHT,   -SIGTERM,   false, true },
+        {"SIGINT before the first step",        SIGINT,  PREPARED,        -SIGINT,    false, false},
+        {"SIGTERM before the first step",       SIGTERM, PREPARED,        -SIGTERM,   false, false},
+        {"a terminal that closes before it",    SIGHUP,  PREPARED,        -SIGHUP,    false, false},
+        {"SIGUSR1 before the first step",       SIGUSR1, PREPARED,        0,          false, false},
+        {"a file-size limit",                   SIGXFSZ, PREPARED,        0,          false, false},
+        {"--help to a reader that leaves",      SIGPIPE, PREPARED,        -SIGPIPE,   false, false},
+        {"training for a reader that leaves",   SIGPIPE, PIPED,           0,          false, false},
+        {"ctrl-C",                              SIGINT,  CAUGHT,          ASKED_STOP, false, false},
+        {"SIGTERM",                             SIGTERM, CAUGHT,          ASKED_STOP, false, false},
+        {"a terminal that closes",              SIGHUP,  CAUGHT,          ASKED_STOP, false, false},
+        {"a terminal that closes, under nohup", SIGHUP,  CAUGHT,          0,          true,  false},
+        {"SIGUSR1",                             SIGUSR1, CAUGHT,          ASKED_SAVE, false, false},
+        {"ctrl-C of a quiet process",           SIGINT,  QUIET,           ASKED_STOP, false, false},
+        {"SIGUSR1 twice",                       SIGUSR1, CAUGHT,          ASKED_SAVE, false, true },
+        {"ctrl-C twice",                        SIGINT,  CAUGHT,          -SIGINT,    false, true },
+        {"SIGTERM twice",                       SIGTERM, CAUGHT,          -SIGTERM,   false, true },
+        {"SIGTERM that waits",                  SIGTERM, DEFERRED,        ASKED_STOP, false, false},
+        {"ctrl-C that waits",                   SIGINT,  DEFERRED,        ASKED_STOP, false, false},
+        {"SIGTERM that has waited",             SIGTERM, DEFERRED_TO_END, -SIGTERM,   false, false},
+        {"ctrl-C twice while it waits",         SIGINT,  DEFERRED,        -SIGINT,    false, true },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const pid_t child = fork();

@@ -10,6 +10,7 @@
 #include "checkpoint.h"
 #include "llmc/base/files.h"
 #include "llmc/base/terminal.h"
+#include "llmc/data/shard.h"
 #include "llmc_bin.h"
 
 enum { TYPE_NAME = 96 };
@@ -162,10 +163,43 @@ static bool check_type(const Target *t, const GPT2Config *config, Error *err) {
     return gguf_check(config, t->type, err);
 }
 
+/* FOLDER/NAME, a token shard of the folder, into path (PATH_MAX bytes); false where there is none. */
+static bool find_shard(char *path, const char *folder) {
+    char **names;
+    int n;
+    bool found = false;
+    Shard shard;
+    Error ignored;
+    if (!directory_list(folder, "", &names, &n, &ignored)) return false;
+    for (int i = 0; !found && i < n; i++)
+        found = text_ends_in(names[i], ".bin") && path_join(path, folder, names[i], &ignored) &&
+                shard_check(path, &shard, &ignored);
+    names_free(names, n);
+    return found;
+}
+
+/* A tokenizer that is written beside shards becomes theirs, before one in the folder above: those that have other
+ * tokens could not be trained on any more. */
+static bool check_shards(const Target *t, Error *err) {
+    char shard[PATH_MAX], above[PATH_MAX];
+    Error unread = {0};
+    if (!find_shard(shard, t->folder)) return true;
+    if (!path_join(above, t->folder, "../" GPT2_TOKENIZER_FILE, err)) return false;
+    Tokenizer *found = tokenizer_open(above, &unread);
+    const bool same = found && tokenizer_equals(found, t->tokenizer);
+    tokenizer_close(found);
+    return same ||
+           fail(err, EXIT_INPUT,
+                "--export: a .bin brings %s, which would be taken for that of the token shards in its "
+                "folder, %s among them; hint: another folder",
+                GPT2_TOKENIZER_FILE, path_name(shard));
+}
+
 /* What the folder has for a .bin's tokenizer must be this one. */
 static bool check_beside(const Target *t, Error *err) {
     char path[PATH_MAX];
-    if (!t->tokenizer || !directory_has(t->folder, GPT2_TOKENIZER_FILE)) return true;
+    if (!t->tokenizer) return true;
+    if (!directory_has(t->folder, GPT2_TOKENIZER_FILE)) return check_shards(t, err);
     if (!path_join(path, t->folder, GPT2_TOKENIZER_FILE, err)) return false;
     Error unread = {0};
     Tokenizer *found = tokenizer_open(path, &unread);

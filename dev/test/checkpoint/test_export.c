@@ -520,6 +520,33 @@ static void test_blocks(void) {
     model.config.sparse = (SparsePattern){0};
 }
 
+static void write_shard(const char *path) {
+    const int32_t header[256] = {20240520, 1, 8};
+    const uint16_t tokens[8] = {0};
+    FILE *file = fopen(path, "wb");
+    REQUIRE(file && fwrite(header, sizeof header, 1, file) == 1 &&
+                fwrite(tokens, sizeof tokens, 1, file) == 1 && fclose(file) == 0,
+            "writing %s", path);
+}
+
+/* A .bin does not make its tokenizer that of shards which have another. */
+static void test_among_shards(void) {
+    Error err = {0};
+    REQUIRE(mkdir(path_of("shards"), 0755) == 0 && mkdir(path_of("shards/mine"), 0755) == 0, "a folder");
+    write_shard(path_of("shards/mine/mine_train_000.bin"));
+    refuses_early("shards/mine/x.bin", bytes_tokenizer,
+                  "taken for that of the token shards in its folder, mine_train_000.bin among them");
+    write_bpe(path_of("shards/gpt2_tokenizer.bin"));
+    refuses_early("shards/mine/x.bin", bytes_tokenizer,
+                  "mine_train_000.bin among them; hint: another folder");
+    Tokenizer *bpe = tokenizer_open(path_of("shards/gpt2_tokenizer.bin"), &err);
+    CHECK(bpe && export_check(path_of("shards/mine/x.bin"), EXPORT_F32, &model.config, bpe, &err),
+          "with the shards' own tokenizer: %s", err.text);
+    tokenizer_close(bpe);
+    CHECK(export("shards/mine/x.bin", EXPORT_F32, NULL, &err), "without a tokenizer: %s", err.text);
+    CHECK(export("shards/x.bin", EXPORT_F32, NULL, &err), "in the folder above: %s", err.text);
+}
+
 static void test_refused(void) {
     Error err;
     refuses_early("of_f32.gguf", bytes_tokenizer, "is there already (a file)");
@@ -654,6 +681,7 @@ int main(void) {
     test_window();
     test_documents();
     test_blocks();
+    test_among_shards();
     test_refused();
     test_full_disk();
     test_named();

@@ -417,16 +417,17 @@ run --model "$work/whole" --export "$work/whole.gguf" --export-type f16
 check "an export: exit code $status" [ "$status" -eq 0 ]
 check "an export: says what it wrote" grep -q "^exported: $work/whole.gguf, f16, .*; to open it: llama-cli" "$work/out"
 check "an export: the files are there" eval '[ -s "$work/whole.gguf" ] && [ -s "$work/whole.Modelfile" ]'
-run --model "$work/whole" --export "$work/whole.bin"
-check "an export in fp32 for llm.c: what opens it" grep -q "^exported: $work/whole.bin, f32, .*; to open it: llm.c's train_gpt2cu -e PATH, of its make PRECISION=FP32$" "$work/out"
-run --model "$work/whole" --export "$work/half.bin" --export-type bf16
-check "an export in bf16 for llm.c: what opens it" grep -q "^exported: $work/half.bin, bf16, .*; to open it: llm.c's train_gpt2cu -e PATH$" "$work/out"
+mkdir "$work/llmc" # not among the shards
+run --model "$work/whole" --export "$work/llmc/whole.bin"
+check "an export in fp32 for llm.c: what opens it" grep -q "^exported: $work/llmc/whole.bin, f32, .*; to open it: llm.c's train_gpt2cu -e PATH, of its make PRECISION=FP32$" "$work/out"
+run --model "$work/whole" --export "$work/llmc/half.bin" --export-type bf16
+check "an export in bf16 for llm.c: what opens it" grep -q "^exported: $work/llmc/half.bin, bf16, .*; to open it: llm.c's train_gpt2cu -e PATH$" "$work/out"
 run --model "$work/whole" --prompt "line 1" --sample-tokens 12 --temperature 0
 sed '1,/^---/d' "$work/out" >"$work/first"
-run --model "$work/whole.bin" --prompt "line 1" --sample-tokens 12 --temperature 0
+run --model "$work/llmc/whole.bin" --prompt "line 1" --sample-tokens 12 --temperature 0
 check "an exported .bin samples with its tokenizer beside it" [ "$(sed '1,/^---/d' "$work/out")" = "$(cat "$work/first")" ]
 refuses "an export over a device" '^error: --export: /dev/null is there already \(a device\), and nothing is replaced; hint: another name$' --model "$work/whole" --export /dev/null
-refuses "an export over a file" '^error: --export: .*/whole.bin is there already \(a file\)' --model "$work/whole" --export "$work/whole.bin"
+refuses "an export over a file" '^error: --export: .*/whole.bin is there already \(a file\)' --model "$work/whole" --export "$work/llmc/whole.bin"
 check "an export: nothing to note" eval '! grep -q "^note: " "$work/out"'
 run --model nano --export "$work/random.gguf"
 check "an export of new weights: said, exit code $status" [ "$status$(grep -c '^note: --model nano is a size, .* random; hint: --model PATH$' "$work/out")" = 01 ]

@@ -19,7 +19,7 @@ const Flag flags_table[] = {
     {GROUP_DATA, "val", 'j', FLAG_TEXT, AT(val), .use = OF_EVALUATION, .affects_training = true, .value_name = "GLOB",
      .help = "validation data; without it the last tenth of a text validates"},
     {GROUP_DATA, "tokenizer", 0, FLAG_TEXT, AT(tokenizer), .of_command = true, .affects_training = true, .value_name = "bytes|PATH",
-     .help = "how text becomes tokens: bytes, a tokenizer .bin or .json, or a directory that holds one; default: the model's own; for a new model bytes, of shards the gpt2_tokenizer.bin beside them. A new model of any size has as many tokens as its tokenizer"},
+     .help = "how text becomes tokens: bytes, a tokenizer .bin or .json, or a directory that holds one; default: the model's own; for a new model bytes, of shards the gpt2_tokenizer.bin in their folder, or GPT-2's in the one above. A new model of any size has as many tokens as its tokenizer"},
     {GROUP_DATA, "model", 'e', FLAG_TEXT, AT(model), .value_name = "NAME|PATH",
      .help = "nano, baby, d6..d84, gpt3:cN; a checkpoint or Hugging Face directory; an llm.c .bin"},
     {GROUP_DATA, "layers", 0, FLAG_INT, AT(layers), "0", 0, MAX_LAYERS, .value_name = "N",

@@ -1,8 +1,8 @@
 /* How text becomes tokens in a run. Text is encoded only by the model's own tokenizer or by the one that --tokenizer
  * names; for a new model on text bytes are the tokens. Token shards need none; the one that the data scripts write
- * beside them shows samples as text. One in the shards' folder is theirs, and no other may be named. One in the folder
- * above may be that of other shards: a named one goes before it, and so does that of a run on its own data. Nothing
- * depends on the working directory. */
+ * beside them shows samples as text. One in the shards' folder is theirs: a new model is of its size, and no other may
+ * be named. One in the folder above may be that of other shards: a named one goes before it, and so does that of a run
+ * on its own data, and a new model takes GPT-2's alone. Nothing depends on the working directory. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -88,8 +88,10 @@ static bool open_models_own(Run *run, Error *err) {
 static bool open_beside_shards(Run *run, const char *shard, Error *err) {
     char folder[PATH_MAX], path[PATH_MAX];
     path_parent(folder, shard);
-    if (!find_beside(path, shard, err) || (!*path && !find_above(path, shard, err)) ||
-        !open_beside(run, path, by_data, err))
+    if (!find_beside(path, shard, err)) return fail_flag("train", err);
+    if (*path && !run->model_path[0])
+        return open_tokenizer(run, path, by_data, err) || fail_flag("train", err);
+    if ((!*path && !find_above(path, shard, err)) || !open_beside(run, path, by_data, err))
         return fail_flag("train", err);
     if (!run->tokenizer && !run->model_path[0])
         snprintf(run->no_tokenizer, sizeof run->no_tokenizer, "there is no %s in %.800s or above it",

@@ -40,6 +40,8 @@ def test_train_tokenizer():
         check("the trainer's file and the script's are the same", file.read() == data)
     said = trainer(*tiny, "--train", "out/own/text_train_000001.bin", "--tokenizer", "out/own").stdout
     check("the trainer: shards in its tokens", "vocabulary 264" in said and "done: step 1" in said, said)
+    said = trainer(*tiny, "--train", "out/own/text_train_000001.bin").stdout
+    check("the trainer: shards in its tokens, with the tokenizer beside them", "vocabulary 264" in said and "beside the shards: out/own/gpt2" in said, said)
     done = run("train_tokenizer.py", text, "--out", "few", "--vocab-size", "1000")
     check("little text, few tokens", done.returncode == 0 and "note: no more than" in done.stdout, done.stdout + done.stderr)
     refuses("a tokenizer is there", "few/tokenizer.json: there already", run("train_tokenizer.py", text, "--out", "few"))

@@ -195,6 +195,11 @@ cp "$work/small.bin" "$work/set/gpt2_tokenizer.bin"
 refuses "beside the shards, another size" '^error: --train: the tokenizer set/mine/../gpt2_tokenizer.bin has 263 tokens, a new model on shards 50257; hint: --tokenizer set/mine/../gpt2_tokenizer.bin makes the model of its size, or move it away$' $on_shards
 check "beside the shards, another size: found before anything is printed" [ ! -s "$work/out" ]
 shard 1 2 3 262 >"$work/set/mine/b_train_000001.bin"
+mkdir "$work/own_set" && cp "$work/set/mine/b_train_000001.bin" "$work/small.bin" "$work/own_set" && mv "$work/own_set/small.bin" "$work/own_set/gpt2_tokenizer.bin"
+works "in the shards' folder, of any size" $size $tiny --train 'own_set/b_train_*.bin' --prompt he --out of_own_set
+tokenizer_is "in the shards' folder, of any size: said" 'bpe of 263 tokens, beside the shards: own_set/gpt2_tokenizer.bin'
+check "in the shards' folder, of any size: the model's" grep -q '"vocab_size": 263' "$work/of_own_set/step_00000002/config.json"
+works "in the shards' folder, of any size, resumed" --out of_own_set --resume --steps 3
 works "beside the shards, another size: as the hint says" $size $tiny --train 'set/mine/b_train_*.bin' --tokenizer set/mine/../gpt2_tokenizer.bin
 refuses "beside the shards, another size than the model's" '^error: --train: the tokenizer set/mine/../gpt2_tokenizer.bin has 263 tokens, the model of shards/.* 50257: their ids cannot be the same; hint: --tokenizer names another, or move it away$' --model shards $tiny --train 'set/mine/a_train_*.bin'
 

@@ -170,7 +170,7 @@ static bool is_of_run(const Flag *flag, const Settings *s) {
 
 bool settings_resume_as(Settings *s, const JsonValue *saved, int n_ranks, Error *err) {
     enum { TEXTS = 8 };
-    static char texts[TEXTS][PATH_MAX];
+    static char texts[TEXTS][PATH_MAX], model[PATH_MAX];
     int n_texts = 0;
     Error ignored = {0}; /* of another version of the program, say */
     const char *before = s->train;
@@ -183,6 +183,7 @@ bool settings_resume_as(Settings *s, const JsonValue *saved, int n_ranks, Error 
             text = n_texts < TEXTS ? copy_text(texts[n_texts++], sizeof *texts, value) : NULL;
         if (text) flag_set_value(s, flag, flag->name, text, &ignored);
     }
+    s->model_of_run = copy_text(model, sizeof model, json_get(saved, "model"));
     s->as_in_checkpoint = !flags_was_set(s, "recipe");
     if (s->as_in_checkpoint && !flags_was_set(s, "tokens-per-step"))
         json_int64(json_get(saved, asked_tokens), &s->tokens_per_step);
@@ -422,7 +423,10 @@ char *flags_to_json(const Settings *s) {
             json_write_double(&w, flag->name, *(const double *)field);
             break;
         case FLAG_TEXT:
-            json_write_string(&w, flag->name, *(const char *const *)field);
+            json_write_string(&w, flag->name,
+                              flag->offset == offsetof(Settings, model) && s->model_of_run
+                                  ? s->model_of_run
+                                  : *(const char *const *)field);
             break;
         case FLAG_CHOICE:
             json_write_string(&w, flag->name, flag->choices[*(const int *)field]);

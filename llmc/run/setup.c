@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "llmc/base/files.h"
 #include "llmc/checkpoint/manifest.h"
@@ -131,13 +132,41 @@ static const char *size_flags(const Settings *s, char *text, size_t size) {
     return text;
 }
 
+/* Fills `path` with the model's files; of a descriptor it stays empty, and *config is its. */
+static bool find_files(const char *model, GPT2Config *config, char *path, size_t size, Error *err) {
+    *path = 0;
+    if (gpt2_config_from_descriptor(config, model, err)) return true;
+    if (access(model, F_OK) && errno == ENOENT) return false; /* with the names that there are */
+    *err = (Error){0};
+    return checkpoint_model_path(model, path, size, err) || fail_flag("model", err);
+}
+
+static bool are_same_files(const char *path, const char *other) {
+    struct stat info, other_info;
+    return strcmp(path, other) == 0 ||
+           (stat(path, &info) == 0 && stat(other, &other_info) == 0 && is_same_file(&info, &other_info));
+}
+
+/* The size of --model beside a checkpoint, *asked. Files that the run began with may have gone; others must be there,
+ * and are not read for more than this. */
+static bool asked_size(Run *run, GPT2Config *asked, Error *err) {
+    const char *model = run->settings.model, *before = run->settings.model_of_run;
+    char path[sizeof run->model_path];
+    Error unused;
+    if (gpt2_config_from_descriptor(asked, model, &unused)) return true;
+    *asked = run->config;
+    if (!before || are_same_files(model, before) || !ranks_leads(run->comm->ranks)) return true;
+    if (!find_files(model, asked, path, sizeof path, err)) return false;
+    if (are_same_files(path, run->checkpoint)) return true;
+    run->unread_model = model;
+    return checkpoint_read_config(path, asked, err) || fail_flag("model", err);
+}
+
 /* A size that the flags ask for must be the size that the files have. */
-static bool same_size(const Run *run, const char *path, Error *err) {
+static bool same_size(Run *run, const char *path, Error *err) {
     const Settings *s = &run->settings;
     GPT2Config asked = run->config;
-    Error unused;
-    /* A path asks for no size. */
-    if (flags_was_set(s, "model")) gpt2_config_from_descriptor(&asked, s->model, &unused);
+    if (run->checkpoint[0] && flags_was_set(s, "model") && !asked_size(run, &asked, err)) return false;
     override_size(&asked, s);
     if (asked.n_layer == run->config.n_layer && asked.n_head == run->config.n_head &&
         asked.n_embd == run->config.n_embd)
@@ -207,16 +236,10 @@ bool setup_find_checkpoint(Run *run, Error *err) {
 
 /* Fills run->model_path; of a descriptor it stays empty, and run->config is its. */
 static bool find_model(Run *run, Error *err) {
-    const char *model = run->settings.model;
-    if (run->checkpoint[0]) {
-        snprintf(run->model_path, sizeof run->model_path, "%s", run->checkpoint);
-        return true;
-    }
-    if (gpt2_config_from_descriptor(&run->config, model, err)) return true;
-    if (access(model, F_OK) && errno == ENOENT) return false; /* with the names that there are */
-    *err = (Error){0};
-    return checkpoint_model_path(model, run->model_path, sizeof run->model_path, err) ||
-           fail_flag("model", err);
+    if (!run->checkpoint[0])
+        return find_files(run->settings.model, &run->config, run->model_path, sizeof run->model_path, err);
+    snprintf(run->model_path, sizeof run->model_path, "%s", run->checkpoint);
+    return true;
 }
 
 bool setup_model_moved(Run *run) {

@@ -255,6 +255,15 @@ static bool is_renamed(const Run *run, const FlagDifference *d) {
            has_same_text(run);
 }
 
+/* Of files the weights are expected, and here they are the checkpoint's. */
+static void note_unread_model(const Run *run) {
+    if (run->unread_model)
+        print_note(
+            "--model %s is not read: the weights are the checkpoint's, of a run that began with --model "
+            "%s; hint: another --out for a new run",
+            run->unread_model, run->settings.model_of_run);
+}
+
 /* Names what changed since the checkpoint was written; the run goes on with the new values. */
 static void note_differences(const Run *run, const char *saved_flags) {
     FlagDifference found[FLAGS_MAX];
@@ -284,6 +293,7 @@ static bool resume(Run *run, Error *err) {
     if (!checkpoint_resume(run->checkpoint, &run->model, &run->resumed, err)) return fail_flag("resume", err);
     dataloader_seek(run->train, run->resumed.data_position);
     run->model.step = run->resumed.step;
+    note_unread_model(run);
     note_differences(run, run->resumed.flags);
     free((char *)run->resumed.flags);
     run->resumed.flags = NULL;

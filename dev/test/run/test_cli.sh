@@ -323,6 +323,34 @@ mv "$work/received/model.safetensors" "$work/received/pytorch_model.bin"
 refuses "a pickled model" 'expected model.safetensors .*found neither; hint: .*save_pretrained makes it of pytorch_model.bin$' --model "$work/received" --prompt a
 refuses "a short file of a model" '--model: .*config.json: .*hint: a model is a directory' --model "$work/whole/step_00000012/config.json" --prompt a
 
+# ---- --resume and --model ----
+# began_with DIR STEP: the --model that a checkpoint keeps.
+began_with() { sed -n 's/.*"model": *"\([^"]*\)".*/\1/p' "$work/$1/step_0000000$2/trainer_state.json"; }
+unread() { grep -c '^note: --model .* is not read: ' "$work/out"; }
+more="--train $work/text.txt --batch 2 --eval-batches 2 --sample-tokens 0"
+cp -r "$work/whole/step_00000012" "$work/base"
+run --model "$work/base" $more --steps 2 --out "$work/fine"
+run --resume --out "$work/fine" --steps 3
+check "resume without --model: the checkpoint keeps it" [ "$(began_with fine 3)" = "$work/base" ]
+run --model "$work/base" $more --steps 4 --out "$work/fine" --resume
+check "resume with the same --model: not a word, exit code $status" [ "$status$(unread)" = 00 ]
+(cd "$work" && "$here" --device cpu --model base/ $more --steps 5 --out fine --resume >out 2>err </dev/null)
+check "resume with the same --model by another name: not a word" [ "$(unread)" -eq 0 ]
+check "resume with the same --model by another name: the checkpoint keeps the first" [ "$(began_with fine 5)" = "$work/base" ]
+run --model "$work/fine" $more --steps 6 --out "$work/fine" --resume
+check "resume with the run itself as --model: not a word, exit code $status" [ "$status$(unread)" = 00 ]
+run --model "$work/again" $more --steps 7 --out "$work/fine" --resume
+check "resume with another --model: said, exit code $status" [ "$status$(unread)" = 01 ]
+check "resume with another --model: the one that the run began with" grep -q "^note: --model $work/again is not read: the weights are the checkpoint's, of a run that began with --model $work/base; hint: " "$work/out"
+check "resume with another --model: the checkpoint keeps the first" [ "$(began_with fine 7)" = "$work/base" ]
+refuses "resume with a --model that there is not" "^error: --model '$work/nowhere': no such file or directory" --model "$work/nowhere" $more --steps 8 --out "$work/fine" --resume
+refuses "resume with a --model that is none" '^error: --model: .*/text.txt' --model "$work/text.txt" $more --steps 8 --out "$work/fine" --resume
+run --model nano --layers 1 --heads 2 --channels 32 --seq 16 $more --steps 1 --out "$work/one_layer"
+refuses "resume with a --model of another size" '^error: the flags ask for 1 layers, 2 heads, 32 channels, .*/fine/step_00000007 has 2, 2, 32; hint: ' --model "$work/one_layer" $more --steps 8 --out "$work/fine" --resume
+rm -r "$work/base"
+run --model "$work/base" $more --steps 8 --out "$work/fine" --resume
+check "resume, and the --model of its beginning is gone: not a word, exit code $status" [ "$status$(unread)" = 00 ]
+
 cp -r "$work/whole" "$work/finished" && mkdir "$work/finished/.tmp-step_00000011-1"
 lines=$(wc -l <"$work/finished/log.jsonl")
 run $long --out "$work/finished" --resume

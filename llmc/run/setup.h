@@ -33,11 +33,10 @@ typedef struct Run {
     DataLoader *train, *val; /* NULL where the run needs none */
     Choices *choices;        /* of --hellaswag; NULL: none */
     ChoicePlan choice_plan;
-    char checkpoint[1024];   /* what --resume found; "" for a new run */
-    int64_t checkpoint_step; /* of that */
-    bool lacks_validation;   /* that was saved without a validation loss of its step */
-    const char
-        *unread_model; /* --model's files, where a checkpoint of another model's run is resumed; NULL: none */
+    char checkpoint[1024];    /* what --resume found; "" for a new run */
+    int64_t checkpoint_step;  /* of that */
+    bool lacks_validation;    /* that was saved without a validation loss of its step */
+    const char *unread_model; /* --model, where another model's run is resumed; NULL: none */
     char model_path[1024];    /* files of the model: --model's, or checkpoint; "" for a new model */
     TrainerState resumed;     /* where the run goes on; zero for a new run */
     size_t planned_bytes;     /* total of the memory plan */

@@ -88,6 +88,16 @@ for file in $(git ls-files -co --exclude-standard '*.sh'); do
     sed -E "s/$quoted//g" "$file" | grep -nE '^[^#]*\bcheck [^;]*\] *(&&|\|\|)' && complain "$file: a check whose second condition counts for nothing (check NAME eval '[ A ] && [ B ]')"
 done
 
+# A fault that no longer fits its file is tried by nobody.
+python3 -B - <<'END' || complain "rows of dev/mutants whose old text is not in the file exactly once"
+import sys
+sys.path.insert(0, "dev/mutants")
+import mutants
+stale = [row.name() for kind in mutants.TABLES for row in mutants.read_table(kind) if row.text() is None]
+print(*stale, sep="\n", end="\n" if stale else "")
+sys.exit(bool(stale))
+END
+
 # ---- pages and results ----
 # The front page is short; a link is [text](path) or [text](path#heading) outside of code blocks, the web's are not followed.
 pages=$(git ls-files -co --exclude-standard '*.md')

@@ -299,7 +299,7 @@ static bool eval_only(Training *t, Error *err) {
     return true;
 }
 
-static bool work(Training *t, Error *err) {
+static bool run_mode(Training *t, Error *err) {
     const Settings *s = &t->run->settings;
     if (s->export_path) return export(t, err);
     if (settings_sample_only(s)) return samples_alone(t->run, t->state.step, err);
@@ -328,7 +328,7 @@ static bool load(Run *run, Error *err) {
 }
 
 /* What the run is, before it starts: everything that a reader of the output needs to repeat it. */
-static void describe(Training *t) {
+static void print_run(Training *t) {
     const Run *run = t->run;
     const char *how;
     if (setup_header(run) == stderr) say_program(run); /* nothing was wrong, else one line says it */
@@ -407,7 +407,7 @@ static int finish_output(void) {
 }
 
 /* --help and its kind: prints and returns true. */
-static bool answer(const Settings *s, const char *program) {
+static bool answer_info_flags(const Settings *s, const char *program) {
     if (s->help)
         flags_help(stdout, program);
     else if (s->help_markdown)
@@ -448,7 +448,7 @@ static bool read_flags(Run *run, int argc, char **argv) {
     const bool placed = setup_place(run, &err);
     const int n_ranks = run->comm->ranks.n_ranks;
     if (!ranks_leads(run->comm->ranks)) print_nothing(), stop_say_nothing();
-    if (answer(s, argv[0])) return true;
+    if (answer_info_flags(s, argv[0])) return true;
     if (!placed || !setup_backend(run, &err)) die(&err);
     if (!flags_check(s, n_ranks, &err) || !setup_prompt(run, &err)) die(&err);
     settings_set_default_out(s);
@@ -493,10 +493,10 @@ static int run_to_end(Training *t, int argc, char **argv) {
     setup_agree(run, setup_model(run, &err), &err);
     gpt2_attach(&run->model);
     start_state(t);
-    describe(t);
+    print_run(t);
     setup_agree(run, open_log(t, argc, argv, &err), &err);
     console_open(&t->console, stdout, run->resumed.step, s->eval_only ? 0 : s->steps);
-    const bool ok = work(t, &err);
+    const bool ok = run_mode(t, &err);
     checkpoint_end_removal();
     if (!ok) die(&err);
     log_close(&t->log);

@@ -133,7 +133,7 @@ typedef struct Options {
 
 /* ---- the tables ---- */
 extern const LabOp attention_forward_op, attention_backward_op;
-const LabOp *plain_ops(void);                             /* lab_ops.c; ends with an op of NULL */
+const LabOp *other_ops(void);                             /* lab_ops.c; ends with an op of NULL */
 extern const Variant cpu_variants[], textbook_variants[]; /* end with a name of NULL */
 /* NULL in a build without CUDA: attention's rows, and those of the other ops' ladders */
 extern const Variant *const cuda_variants, *const ladder_variants;

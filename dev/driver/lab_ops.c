@@ -186,7 +186,7 @@ static const struct {
 };
 
 /* GELU by itself, then every op of dev/ops/ops.c. */
-const LabOp *plain_ops(void) {
+const LabOp *other_ops(void) {
     static LabOp ops[MAX_OPS] = {
         {.op = &gelu_forward,
          .reference = gelu_forward_reference,

@@ -17,7 +17,7 @@ static const Variant *shipped_variants(void) {
     };
     static int n;
     if (n > 0) return rows;
-    for (const LabOp *op = plain_ops(); op->op; op++)
+    for (const LabOp *op = other_ops(); op->op; op++)
         for (int i = 0; op->op->teaches && i < 3; i++, n++)
             rows[n] = (Variant){.op = op->op->name,
                                 .name = kinds[i].name,
@@ -118,7 +118,7 @@ int lab_ops(const LabOp **ops) {
     int n = 0;
     ops[n++] = &attention_forward_op;
     ops[n++] = &attention_backward_op;
-    for (const LabOp *op = plain_ops(); op->op; op++) ops[n++] = op;
+    for (const LabOp *op = other_ops(); op->op; op++) ops[n++] = op;
     return n;
 }
 

@@ -66,7 +66,7 @@ static bool is_cut(const Training *t) {
 }
 
 /* The micro-steps of a step, or those of them that come before a stop. */
-static bool feed(Training *t, int64_t step, Error *err) {
+static bool forward_backward(Training *t, int64_t step, Error *err) {
     const Settings *s = &t->run->settings;
     const Ops *ops = t->run->ops;
     const int groups = setup_data_ranks(t->run).n_ranks;
@@ -101,7 +101,7 @@ static bool feed_again(Training *t, int64_t step, int64_t data_position, Error *
     const uint64_t first = gpt2_hash_gradients(model);
     dataloader_seek(t->run->train, data_position);
     model->step--; /* begun once more */
-    if (!feed(t, step, err)) return false;
+    if (!forward_backward(t, step, err)) return false;
     if (is_cut(t) || gpt2_hash_gradients(model) == first) return true;
     t->untrusted = true;
     return fail(
@@ -114,7 +114,7 @@ static bool feed_again(Training *t, int64_t step, int64_t data_position, Error *
 /* The micro-steps of a step, twice where --verify-every says so. */
 static bool feed_step(Training *t, int64_t step, Error *err) {
     const int64_t every = t->run->settings.verify_every, position = dataloader_position(t->run->train);
-    if (!feed(t, step, err)) return false;
+    if (!forward_backward(t, step, err)) return false;
     return every == 0 || step % every != 0 || is_cut(t) || feed_again(t, step, position, err);
 }
 
@@ -196,7 +196,7 @@ static bool report_step(Training *t, const QueuedStep *q, Error *err) {
     t->state.n_skipped = stats.n_skipped;
     t->stop_agreed = t->stop_agreed || stats.stop;
     t->save_agreed = t->save_agreed || stats.save;
-    if (q->alone) t->memory_bytes = setup_memory_in_use(run);
+    if (q->none_in_flight) t->memory_bytes = setup_memory_in_use(run);
     if (t->memory_bytes > t->peak_memory_bytes) t->peak_memory_bytes = t->memory_bytes;
     const StepReport report = {
         .step = q->step,
@@ -227,7 +227,7 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
     *q = (QueuedStep){.step = step,
                       .begun = clock_seconds(),
                       .lr = schedule_lr(s, step - 1),
-                      .alone = !t->queued.step,
+                      .none_in_flight = !t->queued.step,
                       .hashed =
                           verify_weights_due(run->comm->ranks, step, t->state.step == run->resumed.step)};
     expect_step(t);

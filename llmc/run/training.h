@@ -20,8 +20,8 @@ typedef struct QueuedStep {
     double begun; /* seconds: when the host began to queue it */
     double lr;
     double flops_per_token;
-    bool alone;  /* no step was running before it: it may have loaded kernels and grown the memory in use */
-    bool hashed; /* its statistics have the weights' hash */
+    bool none_in_flight; /* when it was queued, so it may have loaded kernels and grown the memory */
+    bool hashed;         /* its statistics have the weights' hash */
 } QueuedStep;
 
 /* The beginning of a step's data. */

@@ -76,16 +76,13 @@ typedef struct Operand {
     const char *name;
     Role role;
     Store store;
-    int64_t elems; /* 0: the op gets NULL; of SPACE -1: what Ops.scratch_bytes gives */
-    float scale,
-        offset; /* inputs are offset + scale * normal; STORE_I32: tokens below offset, where that is not 0 */
-    double limit; /* error allowed of a STORE_F32 result in bf16; 0: fp32 sums in another order */
-    int64_t
-        part; /* elements per part of (.., 3, part), in the tests: q, k and v one by one; 0: all at once */
-    int row;  /* of a result, in the lab: elements of one row; 0: all of it */
-    double
-        row_limit; /* of a result, in the lab: error allowed beside twice that of a plain computation; 0: 1e-4 */
-    int n_parts; /* 0: compared whole */
+    int64_t elems;       /* 0: the op gets NULL; of SPACE -1: what Ops.scratch_bytes gives */
+    float scale, offset; /* inputs are offset + scale * normal; STORE_I32: tokens below offset, if not 0 */
+    double limit;        /* error allowed of a STORE_F32 result in bf16; 0: fp32 sums in another order */
+    int64_t part; /* in the tests, elements of a part of (.., 3, part): q, k, v one by one; 0: all at once */
+    int row;      /* of a result, in the lab: elements of one row; 0: all of it */
+    double row_limit; /* in the lab, of a result: beside twice a plain computation's error; 0: 1e-4 */
+    int n_parts;      /* 0: compared whole */
     Part parts[MAX_PARTS];
 } Operand;
 
@@ -121,8 +118,7 @@ typedef struct Op {
     void (*reference)(void **p, const struct OpCase *c); /* where it is not run() on ops_cpu */
     void (*plain)(struct OpCase *c); /* a plain bf16 computation of the outputs: plain[], slack[] */
     LabShape shape;
-    const char *
-        teaches; /* the lab's rows cpu, cuda and cuda_fp32: what the shipped kernels show; NULL: no such rows */
+    const char *teaches; /* of the lab's rows cpu, cuda, cuda_fp32: what shipped kernels show; NULL: none */
 } Op;
 
 /* op_layernorm_forward and so on: ops.c. */

@@ -39,9 +39,8 @@ typedef struct Flag {
     const char *choices[FLAG_CHOICES + 1]; /* FLAG_CHOICE, ended by NULL */
     bool may_be_empty;                     /* FLAG_TEXT: "" is a value */
     FlagUse use;
-    bool affects_training; /* a resumed run takes another course, or rounds differently, if this changes */
-    bool
-        of_command; /* a resumed run does not have it from its checkpoint: this start's alone, or in the model's files */
+    bool affects_training;  /* a resumed run takes another course, or rounds differently, if this changes */
+    bool of_command;        /* this start's alone, or in the model's files: not of a checkpoint's run */
     bool answers;           /* prints something and exits: no part of a run, nor of its JSON */
     bool hidden;            /* left out of the help texts */
     const char *value_name; /* in the help: "N", "GLOB" */

@@ -10,8 +10,7 @@
 static const struct {
     const char *name;
     int n_layer, n_head, n_embd;
-    int64_t
-        n_parameters; /* at GPT-2's context and vocabulary, 1024 and 50257, as transformers counts them; 0: not known */
+    int64_t n_parameters; /* at context 1024 and vocabulary 50257, as transformers counts; 0: not known */
 } sizes[] = {
     {"nano",        4,  4,  128,   0         },
     {"baby",        6,  6,  384,   0         },

@@ -1,4 +1,4 @@
-/* The lines of the run. What stands before it, settings and memory, is in console_echo.c. */
+/* The lines of the run. What stands before it, settings and memory, is in console_settings.c. */
 #include "console.h"
 #include "llmc/base/clock.h"
 #include <errno.h>

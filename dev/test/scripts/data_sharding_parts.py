@@ -1,4 +1,7 @@
-"""data/sharding.py alone: what it holds in memory at once, with a pool of processes that is only pretended."""
+"""data/sharding.py alone, with a pool of processes that is only pretended: what it holds in memory at once, and when it lets go of a file."""
+import array
+import os
+
 from parts import Parts
 
 
@@ -40,3 +43,11 @@ class Sharding(Parts):
         found = list(self.sharding.tokenized(batches, 3))
         self.assertEqual(found, [(0, n, [0, 1 if n % 2 else n // 2]) for n in range(200)])
         self.assertEqual((Pool.made.most, Pool.made.waiting), (12, 0))  # 4 batches a process
+
+    def test_a_file_is_let_go_of_when_no_later_shard_needs_it(self):
+        documents = [(file, document, array.array("H", [file] * 3)) for file in range(3) for document in range(2)]
+        self.replace(self.sharding, "tokenized", lambda batches, workers: (document for document in documents))
+        let_go = []  # (file, shards that are written by then)
+        self.sharding.make_shards(self.folder, "x", ["a", "b", "c"], None, {}, shard_tokens=4,
+                                  discard=lambda name: let_go.append((name, sum(name.endswith(".bin") for name in os.listdir(self.folder)))))
+        self.assertEqual(let_go, [("a", 2), ("b", 4), ("c", 5)])

@@ -64,10 +64,9 @@ static bool score_choices(Training *t, int64_t step, Error *err) {
     const Run *run = t->run;
     const double begun = clock_seconds();
     ChoiceScore score;
-    const int n = run->choices->n_items;
-    unsigned char *chosen = run->settings.eval_only ? malloc((size_t)n) : NULL;
-    if (run->settings.eval_only && !chosen)
-        return fail(err, EXIT_RUN, "--hellaswag: no memory for the choices of %d items", n);
+    unsigned char *chosen = NULL;
+    if (run->settings.eval_only)
+        chosen = must_allocate((size_t)run->choices->n_items, "--hellaswag's choices");
     const bool ok = training_score(t, &score, chosen, err);
     if (ok && !training_stops(t)) {
         t->n_lost = score.n_lost;

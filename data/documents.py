@@ -153,7 +153,7 @@ def _in_folder(folder, endings):
     return [path for path in found if _is_file(path) and (is_named(path, (*LINES, COLUMNS)) or is_text(path))]
 
 
-def check_folders(pattern):
+def _check_folders(pattern):
     """Raises where a folder in which a glob's names are looked for cannot be read: glob passes over it."""
     parts = pattern.split(os.sep)
     for i, part in enumerate(parts):
@@ -170,12 +170,17 @@ def check_folders(pattern):
                 _is_file(folder + part)
 
 
+def glob_sorted(pattern):
+    """What a glob stands for, folders too. Raises where a folder on the way cannot be read."""
+    _check_folders(pattern)
+    return sorted(glob.glob(pattern, recursive=True))
+
+
 def _matches(name):
     """The files of a glob, sorted; of a name that is there, or is no glob, itself."""
     if os.path.exists(name) or not glob.has_magic(name):
         return [name]
-    check_folders(name)
-    found = sorted(path for path in glob.glob(name, recursive=True) if not os.path.isdir(path))
+    found = [path for path in glob_sorted(name) if not os.path.isdir(path)]
     if not found:
         raise common.DataError("%s: no such file, and as a pattern it matches none" % name, 2)
     return found

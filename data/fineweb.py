@@ -45,9 +45,7 @@ def download_shards(version, folder, prefix, max_shards):
 
 
 def make_from_folder(args, out, prefix):
-    pattern = os.path.join(glob.escape(args.source), "*.parquet")
-    documents.check_folders(pattern)
-    files = sorted(glob.glob(pattern))
+    files = documents.glob_sorted(os.path.join(glob.escape(args.source), "*.parquet"))
     if not files:
         raise common.DataError("%s: no *.parquet files there" % args.source, 2)
     settings = {"source": os.path.abspath(args.source), "names": [os.path.basename(name) for name in files]}

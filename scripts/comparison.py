@@ -343,11 +343,15 @@ def check_output(path):
             fail(f"{path}: is there, and not what its name says; hint: another name, nothing is lost so")
 
 
+def _open(path, mode, binary):
+    return open(path, mode + "b") if binary else open(path, mode, encoding="utf-8", newline="")
+
+
 def beside(path, binary=False):
     """A new file, PATH.part, or PATH.part1 and so on where somebody has that: it takes the name PATH when it is whole."""
     for n in itertools.count():
         with contextlib.suppress(FileExistsError):
-            return open(f"{path}.part{n or ''}", "xb") if binary else open(f"{path}.part{n or ''}", "x", encoding="utf-8", newline="")
+            return _open(f"{path}.part{n or ''}", "x", binary)
 
 
 class Output:
@@ -373,9 +377,8 @@ class Output:
         if not self.path:
             return
         with self._writing():
-            if not self.file and self.is_device:
-                self.file = open(self.path, "wb") if self.binary else open(self.path, "w", encoding="utf-8", newline="")
-            self.file = self.file or beside(self.target, self.binary)
+            if not self.file:
+                self.file = _open(self.path, "w", self.binary) if self.is_device else beside(self.target, self.binary)
             self.file.write(text)
             self.file.flush()
 

@@ -69,8 +69,8 @@ static int compare_names(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-static void names_sort(char **names, size_t n) {
-    if (n > 1) qsort(names, n, sizeof *names, compare_names);
+void names_sort(char **names, int n) {
+    if (n > 1) qsort(names, (size_t)n, sizeof *names, compare_names);
 }
 
 void names_free(char **names, int n) {
@@ -78,9 +78,8 @@ void names_free(char **names, int n) {
     free(names);
 }
 
-/* Adds a copy of the name to the list, which doubles at powers of two. */
-static bool add_name(char ***names, int *n, const char *name) {
-    if ((*n & (*n - 1)) == 0) {
+bool names_add(char ***names, int *n, const char *name) {
+    if ((*n & (*n - 1)) == 0) { /* room doubles at powers of two */
         char **grown = realloc(*names, (*n ? 2 * (size_t)*n : 1) * sizeof *grown);
         if (!grown) return false;
         *names = grown;
@@ -103,7 +102,7 @@ static bool list(int fd, const char *path, const char *prefix, char ***names, in
     errno = 0;
     for (struct dirent *entry; ok && (entry = readdir(directory)); errno = 0) {
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        if (strncmp(entry->d_name, prefix, strlen(prefix)) == 0) ok = add_name(names, n, entry->d_name);
+        if (strncmp(entry->d_name, prefix, strlen(prefix)) == 0) ok = names_add(names, n, entry->d_name);
     }
     if (!ok)
         fail(err, EXIT_RUN, "%s: no memory to list it", path);
@@ -114,7 +113,7 @@ static bool list(int fd, const char *path, const char *prefix, char ***names, in
         names_free(*names, *n);
         return false;
     }
-    names_sort(*names, (size_t)*n);
+    names_sort(*names, *n);
     return true;
 }
 

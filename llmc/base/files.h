@@ -99,4 +99,8 @@ bool directory_may_go(int parent, const char *name, bool (*may_go)(const char *f
 bool directory_list(const char *path, const char *prefix, char ***names, int *n, Error *err);
 /* The same of an open directory; `path` is for messages. */
 bool directory_list_open(int fd, const char *path, const char *prefix, char ***names, int *n, Error *err);
+/* Adds a copy of the name to a list, which begins as NULL and 0; false where there is no memory. */
+bool names_add(char ***names, int *n, const char *name);
+/* Bytewise. */
+void names_sort(char **names, int n);
 void names_free(char **names, int n);

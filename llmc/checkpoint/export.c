@@ -178,17 +178,24 @@ static bool find_shard(char *path, const char *folder) {
     return found;
 }
 
+/* Whether the file has the model's tokenizer; *is_one: any. */
+static bool has_tokenizer(const char *path, const Target *t, bool *is_one) {
+    Error unread = {0};
+    Tokenizer *found = tokenizer_open(path, &unread);
+    const bool same = found && tokenizer_equals(found, t->tokenizer);
+    *is_one = found != NULL;
+    tokenizer_close(found);
+    return same;
+}
+
 /* A tokenizer that is written beside shards becomes theirs, before one in the folder above: those that have other
  * tokens could not be trained on any more. */
 static bool check_shards(const Target *t, Error *err) {
     char shard[PATH_MAX], above[PATH_MAX];
-    Error unread = {0};
+    bool is_one;
     if (!find_shard(shard, t->folder)) return true;
     if (!path_join(above, t->folder, "../" GPT2_TOKENIZER_FILE, err)) return false;
-    Tokenizer *found = tokenizer_open(above, &unread);
-    const bool same = found && tokenizer_equals(found, t->tokenizer);
-    tokenizer_close(found);
-    return same ||
+    return has_tokenizer(above, t, &is_one) ||
            fail(err, EXIT_INPUT,
                 "--export: a .bin brings %s, which would be taken for that of the token shards in its "
                 "folder, %s among them; hint: another folder",
@@ -198,18 +205,14 @@ static bool check_shards(const Target *t, Error *err) {
 /* What the folder has for a .bin's tokenizer must be this one. */
 static bool check_beside(const Target *t, Error *err) {
     char path[PATH_MAX];
+    bool is_one;
     if (!t->tokenizer) return true;
     if (!directory_has(t->folder, GPT2_TOKENIZER_FILE)) return check_shards(t, err);
     if (!path_join(path, t->folder, GPT2_TOKENIZER_FILE, err)) return false;
-    Error unread = {0};
-    Tokenizer *found = tokenizer_open(path, &unread);
-    const bool same = found && tokenizer_equals(found, t->tokenizer);
-    if (!same)
-        fail(err, EXIT_INPUT,
-             "--export: %s, where a .bin's tokenizer is looked for, is %s; hint: another folder", path,
-             found ? "another one than the model's" : "no tokenizer that can be read");
-    tokenizer_close(found);
-    return same;
+    return has_tokenizer(path, t, &is_one) ||
+           fail(err, EXIT_INPUT,
+                "--export: %s, where a .bin's tokenizer is looked for, is %s; hint: another folder", path,
+                is_one ? "another one than the model's" : "no tokenizer that can be read");
 }
 
 /* A folder's name that ends like a file's was meant as a file: "m.GGUF", "model.safetensors". */

@@ -15,17 +15,26 @@ enum { TEXT_CHUNK_BYTES = 4 << 20 };
 
 /* ---- the files of a pattern ---- */
 
-static bool add_file(TokenStream *stream, const char *path, Error *err) {
-    const int n = stream->n_files;
-    if ((n & (n - 1)) == 0) { /* room doubles at powers of two */
-        TokenFile *grown = realloc(stream->files, (n ? 2 * (size_t)n : 1) * sizeof *grown);
-        if (!grown) return fail(err, EXIT_RUN, "out of memory for the names of %d files", n + 1);
-        stream->files = grown;
+/* Paths, as directory_list has names. */
+typedef struct Found {
+    char **paths;
+    int n;
+} Found;
+
+static bool copy_paths(TokenStream *stream, char **paths, int n, Error *err) {
+    stream->files = calloc((size_t)n, sizeof *stream->files);
+    bool ok = stream->files != NULL;
+    for (int i = 0; ok && i < n; i++) {
+        stream->files[i].not_utf8 = -1;
+        ok = (stream->files[i].path = strdup(paths[i])) != NULL;
+        stream->n_files = i + 1;
     }
-    stream->files[n] = (TokenFile){.path = strdup(path), .not_utf8 = -1};
-    if (!stream->files[n].path) return fail(err, EXIT_RUN, "out of memory for the names of %d files", n + 1);
-    stream->n_files++;
-    return true;
+    return ok || fail(err, EXIT_RUN, "out of memory for the names of %d files", n);
+}
+
+static bool add_path(Found *found, const char *path, Error *err) {
+    return names_add(&found->paths, &found->n, path) ||
+           fail(err, EXIT_RUN, "out of memory for the names of %d files", found->n + 1);
 }
 
 /* True where there is nothing by errno, rather than something that cannot be looked at. */
@@ -47,11 +56,11 @@ static bool fail_hidden(const char *path, Error *err) {
     return fail_errno(err, "cannot look into", folder);
 }
 
-static bool match(TokenStream *stream, const char *path, const char *pattern, Error *err);
+static bool match(Found *found, const char *path, const char *pattern, Error *err);
 
 /* Adds the files whose paths begin with `path`, "" or a folder and its slash, and a name that matches the first n bytes
  * of the pattern. */
-static bool match_names(TokenStream *stream, const char *path, const char *pattern, size_t n, Error *err) {
+static bool match_names(Found *found, const char *path, const char *pattern, size_t n, Error *err) {
     const size_t slashes = strspn(pattern + n, "/");
     const char *folder = *path ? path : ".";
     char part[PATH_MAX], longer[PATH_MAX], **names;
@@ -65,27 +74,23 @@ static bool match_names(TokenStream *stream, const char *path, const char *patte
     for (int i = 0; ok && i < n_names; i++)
         if (fnmatch(part, names[i], FNM_PERIOD) == 0 &&
             snprintf(longer, PATH_MAX, "%s%s%.*s", path, names[i], (int)slashes, pattern + n) < PATH_MAX)
-            ok = match(stream, longer, pattern + n + slashes, err);
+            ok = match(found, longer, pattern + n + slashes, err);
     names_free(names, n_names);
     return ok;
 }
 
 /* Adds the files whose paths begin with `path` and go on as the pattern says. A folder that cannot be looked into is an
  * error: glob(3) leaves its files out without a word. */
-static bool match(TokenStream *stream, const char *path, const char *pattern, Error *err) {
+static bool match(Found *found, const char *path, const char *pattern, Error *err) {
     const size_t n = strcspn(pattern, "/"), wild = strcspn(pattern, "*?[\\");
     char longer[PATH_MAX];
     struct stat info;
     if (!*pattern)
-        return lstat(path, &info) ? is_absence() || fail_hidden(path, err) : add_file(stream, path, err);
-    if (wild < n) return match_names(stream, path, pattern, n, err);
+        return lstat(path, &info) ? is_absence() || fail_hidden(path, err) : add_path(found, path, err);
+    if (wild < n) return match_names(found, path, pattern, n, err);
     const size_t all = n + strspn(pattern + n, "/");
     return snprintf(longer, PATH_MAX, "%s%.*s", path, (int)all, pattern) >= PATH_MAX || /* no file has it */
-           match(stream, longer, pattern + all, err);
-}
-
-static int compare_files(const void *a, const void *b) {
-    return strcmp(((const TokenFile *)a)->path, ((const TokenFile *)b)->path);
+           match(found, longer, pattern + all, err);
 }
 
 /* What a name that no file has is most often meant to be. */
@@ -105,14 +110,17 @@ static const char *hint_for(const char *pattern) {
 /* Fills files[].path: the file of that very name, else what the pattern matches, sorted bytewise. */
 static bool find_files(TokenStream *stream, Error *err) {
     const char *pattern = stream->pattern;
+    Found found = {0};
     struct stat info;
-    if (stat(pattern, &info) == 0) return add_file(stream, pattern, err);
-    if (!match(stream, "", pattern, err)) return false;
-    if (stream->n_files == 0)
-        return fail(err, EXIT_INPUT, "%s: no such file, and as a pattern it matches none; hint: %s", pattern,
-                    hint_for(pattern));
-    qsort(stream->files, (size_t)stream->n_files, sizeof *stream->files, compare_files);
-    return true;
+    if (stat(pattern, &info) == 0) return copy_paths(stream, (char **)&pattern, 1, err);
+    bool ok = match(&found, "", pattern, err);
+    if (ok && found.n == 0)
+        ok = fail(err, EXIT_INPUT, "%s: no such file, and as a pattern it matches none; hint: %s", pattern,
+                  hint_for(pattern));
+    names_sort(found.paths, found.n);
+    ok = ok && copy_paths(stream, found.paths, found.n, err);
+    names_free(found.paths, found.n);
+    return ok;
 }
 
 /* ---- shards ---- */

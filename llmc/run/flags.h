@@ -81,11 +81,10 @@ typedef struct Settings {
     ShellKind completion;
     const char *profile_trace; /* NULL: no trace; else profile is set */
 
-    bool data_of_run; /* --train and --val are those of --model's run, or of the run that goes on */
-    const char
-        *model_of_run;     /* of a run that goes on: with which it began, as checkpoints say; NULL: model */
-    bool as_in_checkpoint; /* a run goes on: what the flags leave open is its checkpoint's, no recipe's */
-    bool is_complete;      /* of --resume: no checkpoint will give anything any more */
+    bool data_of_run;         /* --train and --val are those of --model's run, or of the run that goes on */
+    const char *model_of_run; /* --model of the run that goes on, when it began; NULL: model */
+    bool as_in_checkpoint;    /* a run goes on: what the flags leave open is its checkpoint's, no recipe's */
+    bool is_complete;         /* of --resume: no checkpoint will give anything any more */
     int recipe; /* RecipeId, of what fills the rest; settings_complete chooses where it is RECIPE_AUTO */
     bool was_set[FLAGS_MAX]; /* by row of the table; read through flags_was_set */
 } Settings;

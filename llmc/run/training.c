@@ -95,7 +95,7 @@ static bool forward_backward(Training *t, int64_t step, Error *err) {
 }
 
 /* The step's micro-steps once more, with the same data and masks: the gradients must have the same bits. */
-static bool feed_again(Training *t, int64_t step, int64_t data_position, Error *err) {
+static bool forward_backward_again(Training *t, int64_t step, int64_t data_position, Error *err) {
     GPT2 *model = &t->run->model;
     char stands[80];
     const uint64_t first = gpt2_hash_gradients(model);
@@ -112,10 +112,10 @@ static bool feed_again(Training *t, int64_t step, int64_t data_position, Error *
 }
 
 /* The micro-steps of a step, twice where --verify-every says so. */
-static bool feed_step(Training *t, int64_t step, Error *err) {
+static bool forward_backward_checked(Training *t, int64_t step, Error *err) {
     const int64_t every = t->run->settings.verify_every, position = dataloader_position(t->run->train);
     if (!forward_backward(t, step, err)) return false;
-    return every == 0 || step % every != 0 || is_cut(t) || feed_again(t, step, position, err);
+    return every == 0 || step % every != 0 || is_cut(t) || forward_backward_again(t, step, position, err);
 }
 
 /* What may help against NaN: where no step went well, the weights were bad from the start. */
@@ -231,7 +231,7 @@ static bool queue_step(Training *t, QueuedStep *q, int64_t step, Error *err) {
                       .hashed =
                           verify_weights_due(run->comm->ranks, step, t->state.step == run->resumed.step)};
     expect_step(t);
-    if (!feed_step(t, step, err)) return false;
+    if (!forward_backward_checked(t, step, err)) return false;
     if (is_cut(t)) {
         q->step = 0;
         return true;

@@ -54,7 +54,7 @@ static const struct {
     {1200, 61,    1, 4,  256,  0,   NONE, 1050, 16, 0,    NULL}, /* too long a cache */
 };
 
-enum { TOP_K = 5 };
+enum { TOP_K = 5, SMALL_C = 128 };
 
 /* Values of [-scale / 2, scale / 2) for n elements from `at` on. */
 static void set_random(GPT2 *model, int64_t at, int64_t n, float scale, uint64_t *rng) {
@@ -226,6 +226,61 @@ static void test_text(const Ops *ops, size_t i, float temperature, float *worst)
     gpt2_close(&model);
 }
 
+static void open_small(GPT2 *model, const Ops *ops, int V) {
+    enum { T = 64 };
+    GPT2Config config = {.max_seq_len = T,
+                         .vocab_size = V,
+                         .padded_vocab_size = gpt2_pad_vocab(V),
+                         .n_layer = 2,
+                         .n_head = 2,
+                         .n_embd = SMALL_C};
+    const GPT2Options options = {.B = 1, .T = T};
+    Error err = {0};
+    CHECK(gpt2_open(model, ops, &config, &options, &err), "%s", err.text);
+    fill_weights(model);
+}
+
+/* Of equal logits the lowest id is drawn. */
+static void test_equal(const Ops *ops, int V) {
+    static Tokens text;
+    GPT2 model;
+    open_small(&model, ops, V);
+    float *rows = malloc((size_t)V * SMALL_C * sizeof *rows);
+    for (int64_t i = 0; i < (int64_t)V * SMALL_C; i++) rows[i] = (float)(i % SMALL_C) / SMALL_C;
+    gpt2_set_weights(&model, rows, tensor_at(&model.tensors[WTE], 0), (int64_t)V * SMALL_C);
+    free(rows);
+    draw_texts(&model, &text, 1, 10, true, 0);
+    for (int i = 0; i < text.n; i++)
+        CHECK(text.ids[i] == 0, "of %d equal logits that of id %d is drawn", V, text.ids[i]);
+    gpt2_close(&model);
+}
+
+/* The error of a greedy text. */
+static void bad_text(GPT2 *model, bool graph, Error *err) {
+    static Tokens text;
+    const SampleOptions options = {.n_samples = 1, .n_tokens = 20, .top_p = 1, .graph = graph};
+    memset(&text, 0, sizeof text);
+    CHECK(!sample(model, NULL, &options, take_id, &text, NULL, err), "logits that are NaN are drawn from");
+}
+/* Logits that are NaN are counted and told, as the launches do. of_all: every logit, or that of one id. */
+static void test_bad(const Ops *ops, int V, bool of_all) {
+    const float bad = NAN;
+    GPT2 model;
+    Error by_launches = {0}, by_kernels = {0};
+    open_small(&model, ops, V);
+    /* The last id may be the one that a text begins with. */
+    const int64_t at = of_all ? tensor_at(&model.tensors[LN_F_B], 0)
+                              : tensor_at(&model.tensors[WTE], 0) + (int64_t)(V - 2) * SMALL_C;
+    gpt2_set_weights(&model, &bad, at, 1);
+    bad_text(&model, false, &by_launches);
+    bad_text(&model, true, &by_kernels);
+    char n[64];
+    snprintf(n, sizeof n, ": %d of the %d logits", of_all ? V : 1, V);
+    CHECK(strstr(by_kernels.text, n) && !strcmp(by_kernels.text, by_launches.text),
+          "of %d logits: \"%s\", by launches \"%s\"", V, by_kernels.text, by_launches.text);
+    gpt2_close(&model);
+}
+
 /* TEST [bits]: a line for the texts of a row. */
 int main(int argc, char **argv) {
     Error err = {0};
@@ -243,6 +298,12 @@ int main(int argc, char **argv) {
         float worst = 0;
         test_text(ops_cuda_bf16, i, 1, &worst);
         test_text(ops_cuda_bf16, i, 0, &worst);
+    }
+    for (int i = 0; i < 2; i++) {
+        const int V = i ? 50257 : 61;
+        test_equal(ops_cuda_bf16, V);
+        test_bad(ops_cuda_bf16, V, false);
+        test_bad(ops_cuda_bf16, V, true);
     }
     return check_finish("token");
 }

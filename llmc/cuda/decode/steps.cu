@@ -144,7 +144,7 @@ struct DecodeStep {
     DrawArgs draw;
     /* of one sequence */
     TokenArgs token;
-    bool is_wide;
+    int n_clusters; /* token.cu's; 0: token_wide.cu */
     /* of more; else many.B is 0 */
     RowsArgs many;
     Step embedding, last_norm, head;
@@ -161,12 +161,13 @@ static bool take_memory(DecodeStep *step, size_t bytes) {
 
 static bool make_token(DecodeStep *step, const Reading *r) {
     const size_t layers = (size_t)r->args.n_layers * sizeof *r->layers, sums_at = align_256(layers);
-    if (!take_memory(step, sums_at + (size_t)token_sums(r->args.n_layers, r->args.C) * sizeof(uint64_t)))
-        return false;
+    const size_t n_sums = (size_t)token_sums(r->args.n_layers, r->args.C);
+    if (!take_memory(step, sums_at + (n_sums + DRAW_COLUMNS) * sizeof(uint64_t))) return false;
     cuda_upload(step->memory, r->layers, layers);
     step->token = r->args;
     step->token.layers = (const DecodeLayer *)step->memory;
     step->token.sums = (uint64_t *)((char *)step->memory + sums_at);
+    step->token.largest = step->token.sums + n_sums;
     return true;
 }
 
@@ -195,11 +196,11 @@ static bool make_rows(DecodeStep *step, const Reading *r) {
 
 static DecodeStep *make_step(const Reading *r) {
     const bool one = r->rows == 1;
-    const bool is_wide = one && !token_fits(r->args.NH);
-    if (one ? is_wide && !token_wide_fits(r->args.NH) : !rows_fit(r->rows, r->args.NH)) return NULL;
+    const int n_clusters = one ? token_clusters(r->args.NH) : 0;
+    if (one ? !n_clusters && !token_wide_fits(r->args.NH) : !rows_fit(r->rows, r->args.NH)) return NULL;
     DecodeStep *step = (DecodeStep *)calloc(1, sizeof *step);
     if (!step) return NULL;
-    step->is_wide = is_wide;
+    step->n_clusters = n_clusters;
     step->draw = r->draw->draw;
     if (one ? make_token(step, r) : make_rows(step, r)) return step;
     free(step);
@@ -242,6 +243,20 @@ static void launch_many(const DecodeStep *step) {
     draw_tokens<bf16>(&step->draw);
 }
 
+static void launch_one(DecodeStep *step) {
+    step->token.launch++;
+    if (!step->n_clusters) {
+        token_wide_launch(step->token);
+        draw_tokens<bf16>(&step->draw);
+        return;
+    }
+    const LargestArgs largest = token_launch(step->token, step->n_clusters);
+    if (draws_largest(&step->draw))
+        draw_largest(&step->draw, &largest);
+    else
+        draw_tokens<bf16>(&step->draw);
+}
+
 bool decode_step_is_graph(const DecodeStep *step) {
     return step->many.B > 0;
 }
@@ -250,14 +265,12 @@ void decode_step_launch(DecodeStep *step) {
     if (step->many.B) {
         launch_many(step);
     } else {
-        step->token.launch++;
-        (step->is_wide ? token_wide_launch : token_launch)(step->token);
-        draw_tokens<bf16>(&step->draw);
+        launch_one(step);
     }
 }
 
 const char *decode_step_name(const DecodeStep *step) {
-    return step->many.B ? "rows_attention" : step->is_wide ? "token_wide_kernel" : "token_kernel";
+    return step->many.B ? "rows_attention" : step->n_clusters ? "token_kernel" : "token_wide_kernel";
 }
 
 void decode_step_free(DecodeStep *step) {

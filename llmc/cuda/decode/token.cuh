@@ -1,6 +1,7 @@
 /* The kernels of a token, and what they are told. */
 #pragma once
 #include "layer.cuh"
+#include "llmc/cuda/ops/draw_tokens.cuh"
 #include "steps.cuh"
 
 typedef struct TokenArgs {
@@ -8,7 +9,8 @@ typedef struct TokenArgs {
     uint64_t *sums; /* token_sums(n_layers, C); 0 before the first launch */
     const int32_t *tokens, *positions, *begins;
     const bf16 *wte, *wpe, *ln_f_weight, *ln_f_bias, *head_weight;
-    bf16 *logits; /* (V), padding and all */
+    bf16 *logits;      /* (V), padding and all */
+    uint64_t *largest; /* (DRAW_COLUMNS) LargestArgs' words; token.cu's alone */
     int n_layers, C, NH, V, window;
     uint32_t launch; /* how many there were, with this one */
 } TokenArgs;
@@ -21,9 +23,11 @@ __host__ __device__ inline int64_t token_sums(int n_layers, int C) {
     return (int64_t)2 * 2 * n_layers * C;
 }
 
-/* Blocks of 8 for each head (token.cu), and of 4 (token_wide.cu). */
-void token_launch(const TokenArgs &args);
-void token_wide_launch(const TokenArgs &args);
-/* Whether all blocks run at once, with a cluster for each head. */
-bool token_fits(int NH);
+/* token.cu: how many clusters of 8 blocks run at once; 0: not one for each head. */
+int token_clusters(int NH);
+/* Returns what draw_largest needs. */
+LargestArgs token_launch(const TokenArgs &args, int n_clusters);
+
+/* token_wide.cu: whether a cluster of 4 blocks for each head runs at once. */
 bool token_wide_fits(int NH);
+void token_wide_launch(const TokenArgs &args);

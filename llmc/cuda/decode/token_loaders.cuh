@@ -58,18 +58,37 @@ struct Loader {
     /* Every third tile, to the buffer that ends with this one. The first one has QKV's place, too, which is free: a warp
      * releases ATTN_PROJ behind it. */
     __device__ void head_rows(int which) const {
-        const HeadRows own(a);
+        const HeadRows own(a, blockIdx.y);
         for (int tile = which - ATTN_PROJ; tile < own.n_tiles(); tile += 3) {
             const int row = own.first + tile * FC_ROWS, bytes = min((int)FC_ROWS, own.end - row) * 2 * a.C;
-            const uint32_t full = begin(which, a.n_layers + tile / 3, bytes);
+            const uint32_t full = begin(which, head_phase() + tile / 3, bytes);
             if (lane == 0)
                 bulk_load(shared_address(s.weights + tile % 3 * 64 * a.C), a.head_weight + (int64_t)row * a.C,
                           bytes, full);
         }
     }
+    /* Without layers, a warp that computes releases each buffer once before. */
+    __device__ __forceinline__ int head_phase() const { return has_layers(a) ? a.n_layers : 1; }
+    /* Of all blocks, a tile in each of the last layers. */
+    __device__ __forceinline__ void prefetch_head() const {
+        const int n = (int)gridDim.y - a.NH * CLUSTER; /* blocks without layers, of which this is one */
+        wait_on_dependency();
+        for (int tile = 0; tile < L2_TILES; tile++) {
+            const int sum = 2 * (a.n_layers + tile - L2_TILES) - 1;
+            if (sum < 0) continue;
+            wait_all(sums_of(a) + (int64_t)sum * a.C, a.NH);
+            for (int block = (int)blockIdx.y - a.NH * CLUSTER + lane * n; block < (int)gridDim.y;
+                 block += WARP_SIZE * n) {
+                const HeadRows of(a, block);
+                const int row = of.first + (HELD_TILES + tile) * FC_ROWS,
+                          rows = min((int)FC_ROWS, of.end - row);
+                if (rows > 0) bulk_prefetch(a.head_weight + (int64_t)row * a.C, rows * 2 * a.C);
+            }
+        }
+    }
     /* A warp for each buffer: a copy takes 50 clocks to begin, a projection's share is C / 8 copies. */
     __device__ void run(int which) const {
-        for (int l = 0; l < a.n_layers; l++) {
+        for (int l = 0; l < a.n_layers && has_layers(a); l++) {
             const DecodeLayer &layer = a.layers[l];
             if (which == QKV) qkv(layer, l);
             if (which == ATTN_PROJ)
@@ -78,9 +97,13 @@ struct Loader {
             if (which == MLP_PROJ)
                 proj<HIDDEN>(which, l, layer.mlp_proj_weight, layer.mlp_proj_bias, s.mlp_proj_bias, 4 * a.C);
         }
-        if (which == QKV)
-            norm(0, a.ln_f_weight, a.ln_f_bias, begin(QKV, a.n_layers, 4 * a.C));
-        else
+        if (which == QKV) {
+            if (!has_layers(a)) prefetch_head();
+            norm(0, a.ln_f_weight, a.ln_f_bias, begin(QKV, head_phase(), 4 * a.C));
+            wait_on_dependency();
+            clear_sums(a, lane, WARP_SIZE);
+        } else {
             head_rows(which);
+        }
     }
 };

@@ -61,13 +61,21 @@ __device__ __forceinline__ char *weights_of(const TokenArgs &a, Shared &s, int w
 __device__ __forceinline__ int this_head() {
     return (int)blockIdx.y / CLUSTER;
 }
+/* The clusters behind those of the heads have rows of the head alone. */
+__device__ __forceinline__ bool has_layers(const TokenArgs &a) {
+    return this_head() < a.NH;
+}
+
+/* Tiles of the head that a block has before the last norm is there: three in buffers and one in registers; and so many behind
+ * them that are in L2 then. With more of those the last layers' weights come late. */
+enum { HELD_TILES = 4, L2_TILES = 2 };
 
 /* The rows of the head that a block has. */
 struct HeadRows {
     int first, end;
-    __device__ __forceinline__ HeadRows(const TokenArgs &a) {
-        first = (int)((int64_t)a.V * blockIdx.y / gridDim.y);
-        end = (int)((int64_t)a.V * (blockIdx.y + 1) / gridDim.y);
+    __device__ __forceinline__ HeadRows(const TokenArgs &a, int block) {
+        first = (int)((int64_t)a.V * block / gridDim.y);
+        end = (int)((int64_t)a.V * (block + 1) / gridDim.y);
     }
     /* FC_ROWS at a time */
     __device__ __forceinline__ int n_tiles() const { return ceil_div(end - first, (int)FC_ROWS); }

@@ -33,11 +33,15 @@ template <int BITS> __device__ __forceinline__ float value_of(uint64_t sum, int 
     if (sum >> SUM_BITS & 31) return CUDART_NAN_F;
     return (float)((long long)(sum & ((1ULL << SUM_BITS) - 1)) - NH * OFFSET<BITS>)*(1.0f / (1 << BITS));
 }
-/* The other set is the next launch's. The one before has ended, as wait_early says. */
-__device__ __forceinline__ void clear_sums(const TokenArgs &a, int threads) {
-    const int64_t n = token_sums(a.n_layers, a.C) / 2;
-    uint64_t *next = a.sums + (~a.launch & 1) * n;
-    for (int64_t i = blockIdx.y * threads + threadIdx.x; i < n; i += gridDim.y * threads) next[i] = 0;
+/* Waits for a sum with pauses. */
+__device__ __forceinline__ void wait_all(const uint64_t *sum, int NH) {
+    while (!has_all(load_relaxed_8(sum), NH)) __nanosleep(500);
+}
+/* The other set is the next launch's. The launch before has ended, as the caller knows. thread, threads: of a block. */
+__device__ __forceinline__ void clear_sums(const TokenArgs &a, int thread, int threads) {
+    const int n = (int)(token_sums(a.n_layers, a.C) / 2), apart = (int)gridDim.y * threads;
+    uint64_t *next = a.sums + (int64_t)(~a.launch & 1) * n;
+    for (int i = (int)blockIdx.y * threads + thread; i < n; i += apart) next[i] = 0;
 }
 
 /* ---- over a warp's lanes, of N rows at once: each step halves the rows of a lane ---- */

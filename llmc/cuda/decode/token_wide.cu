@@ -401,7 +401,7 @@ template <int VECS> __global__ void __launch_bounds__(BLOCK_THREADS, 1) token_wi
     } else {
         setmaxnreg_inc<216>();
         wait_early();
-        clear_sums(a, THREADS);
+        clear_sums(a, threadIdx.x, THREADS);
         Warp<VECS>(a, s).run();
     }
 #endif

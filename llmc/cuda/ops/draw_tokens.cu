@@ -9,6 +9,7 @@
 #include "llmc/cuda/decode/steps.cuh"
 #include "llmc/cuda/device/early.cuh"
 #include "llmc/cuda/ptx/sm80.cuh"
+#include "draw_tokens.cuh"
 
 /* ---- over the block ---- */
 
@@ -72,11 +73,6 @@ template <typename A> __device__ A block_exclusive(A own, A *total) {
 
 /* ---- what stays ---- */
 
-/* Floats as integers in the same order; NaN is below everything. */
-__device__ __forceinline__ uint32_t order_key(float x) {
-    const uint32_t bits = __float_as_uint(x);
-    return isnan(x) ? 0 : bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
-}
 __device__ __forceinline__ float value_of_key(uint32_t key) {
     return __uint_as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
 }
@@ -410,8 +406,8 @@ template <typename X> __device__ int draw(const Candidates<X> &c, const DrawArgs
 
 /* ---- the kernels ---- */
 
-__device__ __forceinline__ void write_token(const DrawArgs &a, int b, int token, int n_bad) {
-    const int position = a.positions[b] + 1;
+/* position: of the token. */
+__device__ __forceinline__ void write_token(const DrawArgs &a, int b, int position, int token, int n_bad) {
     a.tokens[b] = token;
     a.positions[b] = position;
     a.drawn[(int64_t)(position % DRAWN_ROWS) * a.B + b] = n_bad ? -n_bad : token;
@@ -442,7 +438,7 @@ template <typename X> __global__ void __launch_bounds__(DRAW_COLUMNS) draw_kerne
         const int first = own.key == largest ? first_of_key<AT_ONCE>(logits, a.V, share, largest) : a.V;
         token = block_join(first, Least());
     }
-    if (threadIdx.x == 0) write_token(a, b, token, n_bad);
+    if (threadIdx.x == 0) write_token(a, b, a.positions[b] + 1, token, n_bad);
 }
 
 /* Of the largest alone: its key, the lowest id that has it, and how many are not finite. */
@@ -523,7 +519,35 @@ __global__ void __launch_bounds__(PART_THREADS, sizeof(X) == 2 ? 4 : 3) largest_
     }
 #endif
     const Found all = join_parts(shared, found);
-    write_token(a, b, all.first, all.n_bad);
+    write_token(a, b, a.positions[b] + 1, all.first, all.n_bad);
+}
+
+/* A block, which begins with the head, and with which the next launch begins: what comes behind the last logit is short. */
+__global__ void __launch_bounds__(DRAW_COLUMNS) words_kernel(DrawArgs a, LargestArgs of) {
+    __shared__ uint32_t keys[WARPS], ids[WARPS];
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    begin_next_early();
+    const int position = a.positions[0] + 1;
+    uint64_t word = 0;
+    if ((int)threadIdx.x < of.n) do
+            word = load_relaxed_8(of.words + threadIdx.x);
+        while ((uint16_t)word != (uint16_t)of.launch);
+    const uint32_t key = (uint32_t)(word >> WORD_KEY_AT), id = (uint32_t)(word >> WORD_ID_AT) & MAX_ID;
+    const uint32_t of_warp = __reduce_max_sync(0xffffffffu, key);
+    const uint32_t id_of_warp = __reduce_max_sync(0xffffffffu, key == of_warp ? id : 0);
+    if (lane == 0) keys[warp] = of_warp, ids[warp] = id_of_warp;
+    const bool any_bad = __syncthreads_or((int)(word >> WORD_BAD_AT & 1));
+    const uint32_t largest = __reduce_max_sync(0xffffffffu, keys[lane]);
+    const int token = MAX_ID - (int)__reduce_max_sync(0xffffffffu, keys[lane] == largest ? ids[lane] : 0);
+    if ((int)threadIdx.x * 64 < of.C)
+        prefetch_to_l2(of.wte + (int64_t)token * of.C + threadIdx.x * 64); /* a line of 128 bytes */
+    wait_on_dependency();
+    const bf16 *logits = (const bf16 *)a.logits;
+    const int n_bad = any_bad ? block_join(count_bad<AT_ONCE>(logits, a.V, share_of_block()), Sum()) : 0;
+    if (threadIdx.x == 0) write_token(a, 0, position, token, n_bad);
+}
+void draw_largest(const DrawArgs *args, const LargestArgs *largest) {
+    launch_early("draw_tokens", words_kernel, dim3(1), DRAW_COLUMNS, 0, 1, *args, *largest);
 }
 
 /* As many blocks a sequence as the card has at once. */
@@ -548,10 +572,10 @@ template <typename T> void draw_tokens(const DrawArgs *args) {
     Step step = step_of<T>(STEP_DRAW, args->B, NULL, args->logits);
     step.draw = *args;
     step_captured(step);
-    if (args->temperature > 0 && args->top_k != 1)
-        launch_draw<T>(args);
-    else
+    if (draws_largest(args))
         launch_largest<T>(args);
+    else
+        launch_draw<T>(args);
 }
 
 template DrawTokens draw_tokens<float>;

@@ -99,6 +99,9 @@ __device__ __forceinline__ void store_release_system(uint32_t *p, uint32_t x) {
 __device__ __forceinline__ void add_relaxed(uint64_t *global, uint64_t x) {
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(global), "l"(x) : "memory");
 }
+__device__ __forceinline__ void store_relaxed_8(uint64_t *global, uint64_t x) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(global), "l"(x) : "memory");
+}
 __device__ __forceinline__ uint64_t load_relaxed_8(const uint64_t *global) {
     uint64_t x;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(global) : "memory");

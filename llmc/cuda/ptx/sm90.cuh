@@ -101,6 +101,10 @@ __device__ __forceinline__ void bulk_load(uint32_t shared, const void *global, u
         "l"(global), "r"(bytes), "r"(barrier)
         : "memory");
 }
+/* To L2 alone. */
+__device__ __forceinline__ void bulk_prefetch(const void *global, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
 
 /* Orders accesses to shared memory, own or known of by a barrier, before later ones by TMA and wgmma. */
 __device__ __forceinline__ void fence_proxy_async() {

@@ -245,10 +245,10 @@ static void test_equal(const Ops *ops, int V) {
     static Tokens text;
     GPT2 model;
     open_small(&model, ops, V);
-    float *rows = malloc((size_t)V * SMALL_C * sizeof *rows);
-    for (int64_t i = 0; i < (int64_t)V * SMALL_C; i++) rows[i] = (float)(i % SMALL_C) / SMALL_C;
-    gpt2_set_weights(&model, rows, tensor_at(&model.tensors[WTE], 0), (int64_t)V * SMALL_C);
-    free(rows);
+    float *weights = malloc((size_t)V * SMALL_C * sizeof *weights);
+    for (int64_t i = 0; i < (int64_t)V * SMALL_C; i++) weights[i] = (float)(i % SMALL_C) / SMALL_C;
+    gpt2_set_weights(&model, weights, tensor_at(&model.tensors[WTE], 0), (int64_t)V * SMALL_C);
+    free(weights);
     draw_texts(&model, &text, 1, 10, true, 0);
     for (int i = 0; i < text.n; i++)
         CHECK(text.ids[i] == 0, "of %d equal logits that of id %d is drawn", V, text.ids[i]);

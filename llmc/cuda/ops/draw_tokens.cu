@@ -527,7 +527,7 @@ __global__ void __launch_bounds__(DRAW_COLUMNS) words_kernel(DrawArgs a, Largest
     __shared__ uint32_t keys[WARPS], ids[WARPS];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     begin_next_early();
-    const int position = a.positions[0] + 1;
+    const int position = __ldcg(a.positions) + 1; /* before the wait L1 may have an old one */
     uint64_t word = 0;
     if ((int)threadIdx.x < of.n) do
             word = load_relaxed_8(of.words + threadIdx.x);

@@ -116,7 +116,6 @@ static void take_head(Reading *r) {
     if (!head || !need(r, head->IC == args->C && !head->bias && !head->gelu)) return;
     args->head_weight = (const bf16 *)head->weight;
     args->logits = (bf16 *)head->out;
-    args->V = head->OC;
     r->head = head;
 }
 
@@ -134,7 +133,7 @@ static void read_steps(Reading *r) {
     if (!need(r, r->args.n_layers > 0)) return;
     take_head(r);
     r->draw = take_made(r, STEP_DRAW);
-    need(r, r->draw && r->next == r->end);
+    if (need(r, r->draw && r->next == r->end)) r->args.V = r->draw->draw.V;
 }
 
 /* ---- its kernels ---- */

@@ -262,20 +262,29 @@ static void bad_text(GPT2 *model, bool graph, Error *err) {
     memset(&text, 0, sizeof text);
     CHECK(!sample(model, NULL, &options, take_id, &text, NULL, err), "logits that are NaN are drawn from");
 }
-/* Logits that are NaN are counted and told, as the launches do. of_all: every logit, or that of one id. */
+/* Logits that are not finite from a position on are counted and told, as the launches do. of_all: NaN in all; or -inf of one id:
+ * its logit is 3.3e38 times a channel of the last norm, -0.5 but for a little, there -1.2. */
 static void test_bad(const Ops *ops, int V, bool of_all) {
-    const float bad = NAN;
+    enum { POSITION = 5 };
+    const float nan = NAN, far = -1e4f, scale = 0.06f, shift = -0.5f, row[SMALL_C] = {3.3e38f};
     GPT2 model;
     Error by_launches = {0}, by_kernels = {0};
     open_small(&model, ops, V);
-    /* The last id may be the one that a text begins with. */
-    const int64_t at = of_all ? tensor_at(&model.tensors[LN_F_B], 0)
-                              : tensor_at(&model.tensors[WTE], 0) + (int64_t)(V - 2) * SMALL_C;
-    gpt2_set_weights(&model, &bad, at, 1);
+    const int64_t at = tensor_at(&model.tensors[WPE], 0) + POSITION * SMALL_C;
+    if (of_all) {
+        gpt2_set_weights(&model, &nan, at, 1);
+    } else {
+        gpt2_set_weights(&model, &far, at, 1);
+        gpt2_set_weights(&model, &scale, tensor_at(&model.tensors[LN_F_W], 0), 1);
+        gpt2_set_weights(&model, &shift, tensor_at(&model.tensors[LN_F_B], 0), 1);
+        /* The last id may be the one that a text begins with. */
+        gpt2_set_weights(&model, row, tensor_at(&model.tensors[WTE], 0) + (int64_t)(V - 2) * SMALL_C,
+                         SMALL_C);
+    }
     bad_text(&model, false, &by_launches);
     bad_text(&model, true, &by_kernels);
     char n[64];
-    snprintf(n, sizeof n, ": %d of the %d logits", of_all ? V : 1, V);
+    snprintf(n, sizeof n, ": %d of the %d logits of token %d ", of_all ? V : 1, V, POSITION + 1);
     CHECK(strstr(by_kernels.text, n) && !strcmp(by_kernels.text, by_launches.text),
           "of %d logits: \"%s\", by launches \"%s\"", V, by_kernels.text, by_launches.text);
     gpt2_close(&model);

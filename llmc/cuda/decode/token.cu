@@ -44,8 +44,7 @@ template <int VECS> struct Warp {
     int places[4];    /* in s.x, of this thread's channels of a norm */
     const float of_C; /* 1 / C */
     uint64_t *sums;
-    int token, position; /* of the new token */
-    int key_begin;
+    int token, position, key_begin; /* the new token, where it stands, the first key that it sees */
 
     __device__ __forceinline__ Warp(const TokenArgs &a_, Shared &s_)
         : a(a_), s(s_), lane(threadIdx.x % WARP_SIZE), warp(threadIdx.x / WARP_SIZE), rank(cluster_rank()),

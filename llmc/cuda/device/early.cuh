@@ -5,6 +5,8 @@
  * before it touches, before they do. All that came before that one is done from the beginning, because each lets the next one start
  * only when its own wait is over. On older cards the launch is a plain one, and wait_early does nothing.
  *
+ * The halves of wait_early() stand apart where the next launch is to begin later.
+ *
  * A kernel too short for the next one's loads calls begin_next_early() first: then the next one begins with it, and what it
  * loads before its wait must be none of what these two and the launch before write. */
 #pragma once

@@ -528,10 +528,10 @@ __global__ void __launch_bounds__(DRAW_COLUMNS) words_kernel(DrawArgs a, Largest
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     begin_next_early();
     const int position = __ldcg(a.positions) + 1; /* before the wait L1 may have an old one */
-    uint64_t word = 0;
-    if ((int)threadIdx.x < of.n) do
-            word = load_relaxed_8(of.words + threadIdx.x);
-        while ((uint16_t)word != (uint16_t)of.launch);
+    const bool has_word = (int)threadIdx.x < of.n;
+    uint64_t word;
+    do word = has_word ? load_relaxed_8(of.words + threadIdx.x) : (uint16_t)of.launch;
+    while ((uint16_t)word != (uint16_t)of.launch);
     const uint32_t key = (uint32_t)(word >> WORD_KEY_AT), id = (uint32_t)(word >> WORD_ID_AT) & MAX_ID;
     const uint32_t of_warp = __reduce_max_sync(0xffffffffu, key);
     const uint32_t id_of_warp = __reduce_max_sync(0xffffffffu, key == of_warp ? id : 0);
@@ -541,7 +541,7 @@ __global__ void __launch_bounds__(DRAW_COLUMNS) words_kernel(DrawArgs a, Largest
     const int token = MAX_ID - (int)__reduce_max_sync(0xffffffffu, keys[lane] == largest ? ids[lane] : 0);
     if ((int)threadIdx.x * 64 < of.C)
         prefetch_to_l2(of.wte + (int64_t)token * of.C + threadIdx.x * 64); /* a line of 128 bytes */
-    wait_on_dependency();
+    wait_early();
     const bf16 *logits = (const bf16 *)a.logits;
     const int n_bad = any_bad ? block_join(count_bad<AT_ONCE>(logits, a.V, share_of_block()), Sum()) : 0;
     if (threadIdx.x == 0) write_token(a, 0, position, token, n_bad);

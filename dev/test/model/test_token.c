@@ -29,6 +29,7 @@ static const struct {
     {200,  50257, 2, 12, 768,  0,   NONE, 190,  1,  0,    ONE },
     {1024, 4000,  1, 15, 960,  0,   NONE, 300,  1,  0,    ONE },
     {1024, 500,   3, 5,  320,  0,   NONE, 1023, 1,  0,    ONE }, /* all keys */
+    {200,  50257, 1, 14, 896,  0,   NONE, 190,  1,  0,    ONE }, /* an odd number of layers, many tiles of the head */
     {128,  300,   3, 16, 1024, 0,   NONE, 500,  1,  0,    WIDE}, /* more heads than clusters of eight; slides */
     {400,  300,   2, 17, 1088, 150, NONE, 390,  1,  0,    WIDE},
     {400,  300,   2, 20, 1280, 0,   0,    390,  1,  0,    WIDE},
@@ -240,18 +241,24 @@ static void open_small(GPT2 *model, const Ops *ops, int V) {
     fill_weights(model);
 }
 
-/* Of equal logits the lowest id is drawn. */
+/* Of equal logits the lowest id is drawn: a third of the rows is the others', negative, so it is id 0 or V / 3. */
 static void test_equal(const Ops *ops, int V) {
-    static Tokens text;
+    static Tokens text, launches;
     GPT2 model;
     open_small(&model, ops, V);
     float *weights = malloc((size_t)V * SMALL_C * sizeof *weights);
-    for (int64_t i = 0; i < (int64_t)V * SMALL_C; i++) weights[i] = (float)(i % SMALL_C) / SMALL_C;
+    for (int64_t i = 0; i < (int64_t)V * SMALL_C; i++) {
+        const float weight = (float)(i % SMALL_C) / SMALL_C;
+        weights[i] = i / SMALL_C < V / 3 ? -weight : weight;
+    }
     gpt2_set_weights(&model, weights, tensor_at(&model.tensors[WTE], 0), (int64_t)V * SMALL_C);
     free(weights);
     draw_texts(&model, &text, 1, 10, true, 0);
+    draw_texts(&model, &launches, 1, 10, false, 0);
+    CHECK(same_texts(&text, &launches, 1), "of equal logits others are drawn than by launches");
     for (int i = 0; i < text.n; i++)
-        CHECK(text.ids[i] == 0, "of %d equal logits that of id %d is drawn", V, text.ids[i]);
+        CHECK(text.ids[i] == 0 || text.ids[i] == V / 3, "of %d equal logits that of id %d is drawn", V,
+              text.ids[i]);
     gpt2_close(&model);
 }
 

@@ -133,7 +133,9 @@ static void read_steps(Reading *r) {
     if (!need(r, r->args.n_layers > 0)) return;
     take_head(r);
     r->draw = take_made(r, STEP_DRAW);
-    if (need(r, r->draw && r->next == r->end)) r->args.V = r->draw->draw.V;
+    if (!need(r, r->draw && r->next == r->end)) return;
+    r->args.V = r->draw->draw.V;
+    need(r, r->args.V <= r->head->OC);
 }
 
 /* ---- its kernels ---- */
@@ -161,7 +163,7 @@ static bool take_memory(DecodeStep *step, size_t bytes) {
 static bool make_token(DecodeStep *step, const Reading *r) {
     const size_t layers = (size_t)r->args.n_layers * sizeof *r->layers, sums_at = align_256(layers);
     const size_t n_sums = (size_t)token_sums(r->args.n_layers, r->args.C);
-    if (!take_memory(step, sums_at + (n_sums + DRAW_COLUMNS) * sizeof(uint64_t))) return false;
+    if (!take_memory(step, sums_at + (n_sums + MAX_WORDS) * sizeof(uint64_t))) return false;
     cuda_upload(step->memory, r->layers, layers);
     step->token = r->args;
     step->token.layers = (const DecodeLayer *)step->memory;

@@ -16,7 +16,7 @@
  * Of the residual stream a block has the channels of its rows of the projections, which all clusters have. It sends them
  * to the others of its cluster, and each block has the norm to itself.
  *
- * The clusters that the card has room for besides, 3 of an H200's 15, have rows of the head alone. They have the first of them
+ * The clusters that the card has room for besides, an H200 3 beside 12 heads, have rows of the head alone. They have the first of them
  * in shared memory long before, and bring the next ones of all blocks to L2 while the layers leave memory idle. A token of GPT-2
  * 124M takes 2 us less with them.
  *
@@ -40,7 +40,7 @@ template <int VECS> struct Warp {
     const int lane, warp, rank, head;
     int n_vecs;       /* this lane's */
     float x;          /* of the residual stream: the channel of this lane's row of the projections */
-    float pivot;      /* the last norm's mean: squares about 0 would lose what one far from it leaves */
+    float pivot;      /* near the mean of a norm: squares about 0 would lose what one far from it leaves */
     int places[4];    /* in s.x, of this thread's channels of a norm */
     const float of_C; /* 1 / C */
     uint64_t *sums;
@@ -76,6 +76,9 @@ template <int VECS> struct Warp {
             x = rounded(to_float(a.wte[(int64_t)token * a.C + own_channel()]) +
                         to_float(a.wpe[(int64_t)position * a.C + own_channel()]));
     }
+    __device__ __forceinline__ void add(uint64_t sum) {
+        x = rounded(x + rounded(value_of<UNIT_BITS>(sum, a.NH)));
+    }
     /* The stream += sum i, rounded as a linear layer's output is. */
     __device__ __forceinline__ void add_sum(int i) {
         const uint64_t *from = sums + (int64_t)i * a.C + own_channel();
@@ -83,11 +86,10 @@ template <int VECS> struct Warp {
         if (lane >= a.NH) return;
         do sum = load_relaxed_8(from);
         while (!has_all(sum, a.NH));
-        x = rounded(x + rounded(value_of<UNIT_BITS>(sum, a.NH)));
+        add(sum);
     }
-    /* By asking seldom, which holds up those who add less. */
-    __device__ __forceinline__ void wait_sum(int i) const {
-        if (lane < a.NH) wait_all(sums + (int64_t)i * a.C + own_channel(), a.NH);
+    __device__ __forceinline__ void add_sum_late(int i) {
+        if (lane < a.NH) add(wait_all(sums + (int64_t)i * a.C + own_channel(), a.NH));
     }
     /* To all blocks of the cluster, by one instruction. */
     __device__ __forceinline__ void send_stream() const {
@@ -116,11 +118,14 @@ template <int VECS> struct Warp {
         x[0] = bf16_low(bits.x), x[1] = bf16_high(bits.x), x[2] = bf16_low(bits.y), x[3] = bf16_high(bits.y);
         keep(x);
     }
-    /* The n-th norm of the token: y, of this lane. */
+    /* The n-th norm of the token: y, of this lane. KNOWS_MEAN: the pivot is the mean of the norm before; else it is a channel, which
+     * is not further from the mean than sqrt(C) deviations. */
+    template <bool KNOWS_MEAN = true>
     __device__ __forceinline__ void normed(float (&y)[VECS][8], const NormOf &norm, int n) {
         const int c = 4 * threadIdx.x;
         float z[4], sum = 0, squares = 0;
         wait_sent(&s.x_full, CLUSTER * WARPS * PROJ_ROWS * (int)sizeof *s.x, n);
+        if (!KNOWS_MEAN) pivot = to_float(s.x[0]);
 #pragma unroll
         for (int k = 0; k < 4; k++) z[k] = to_float(s.x[places[k]]) - pivot;
         if (c < a.C) {
@@ -390,7 +395,7 @@ template <int VECS> struct Warp {
         add_to_sum(2 * l + 1, part, proj_bias);
     }
 
-    /* ---- the head, whose first phase of the buffers is `phase` ---- */
+    /* ---- the head; phase: the first one of its buffers ---- */
 
     /* Of a tile, this warp's rows. */
     typedef int4 HeadTile[WARP_FC_ROWS][VECS];
@@ -408,7 +413,8 @@ template <int VECS> struct Warp {
     }
     /* The first tile is in registers before the stream is there, so that a fourth one comes meanwhile. The draw begins with
      * this: earlier, its polling would hold up the layers. */
-    __device__ __forceinline__ void logits(int phase) {
+    template <bool HAS_LAYERS> __device__ __forceinline__ void logits() {
+        const int phase = HAS_LAYERS ? a.n_layers : 0;
         begin_next_early();
         const HeadRows own(a, blockIdx.y);
         const int n_tiles = own.n_tiles();
@@ -425,7 +431,7 @@ template <int VECS> struct Warp {
         if (n_tiles > 0) take_tile(rows, 0, phase);
         add_sum(2 * a.n_layers - 1);
         send_stream();
-        normed(y, norm, 2 * phase);
+        normed<HAS_LAYERS>(y, norm, 2 * phase);
         for (int tile = 0; tile < n_tiles; tile++, row += FC_ROWS) {
             float w[WARP_FC_ROWS][VECS][8];
             if (tile > 0) take_tile(rows, tile, phase);
@@ -449,7 +455,8 @@ template <int VECS> struct Warp {
         const int row = __reduce_min_sync(0xffffffffu, own_key == key ? own_row : a.V);
         const bool any_bad = __any_sync(0xffffffffu, is_bad);
         if (lane == 0)
-            store_relaxed_8(&a.largest[blockIdx.y * WARPS + warp], largest_word(key, row, any_bad, a.launch));
+            store_relaxed_8(&a.largest[blockIdx.y * WARPS + warp],
+                            largest_word(key, row, any_bad, (uint16_t)a.launch));
     }
 
     /* ---- a token ---- */
@@ -461,18 +468,16 @@ template <int VECS> struct Warp {
             attention(l);
             mlp(l);
         }
-        logits(a.n_layers);
+        logits<true>();
     }
-    /* Of a cluster that has rows of the head alone: they are asked for when the first layer's weights are there. */
+    /* Of a cluster that has rows of the head alone. They are asked for when the first layer has its weights and its attention. */
     __device__ __forceinline__ void run_head() {
         embed();
-        wait_sum(1);
-        for (int which = 0; which < N_WEIGHTS; which++) release(which);
         for (int i = 0; i < 2 * a.n_layers - 1; i++) {
-            wait_sum(i);
-            add_sum(i);
+            add_sum_late(i);
+            for (int which = 0; which < N_WEIGHTS && i == 0; which++) release(which);
         }
-        logits(0);
+        logits<false>();
     }
 };
 
@@ -499,7 +504,7 @@ template <int VECS> __global__ void __launch_bounds__(BLOCK_THREADS, 1) token_ke
         for (int l = threadIdx.x; l < a.n_layers; l += THREADS) s.caches[l] = a.layers[l].cache;
         cluster_sync(); /* all blocks have their barriers */
         setmaxnreg_inc<216>();
-        wait_on_dependency();
+        wait_for_last();
         if (has_layers(a))
             Warp<VECS>(a, s).run();
         else
@@ -518,11 +523,11 @@ static_assert(MAX_C <= 4 * ROUND, "a kernel for every width");
 int token_clusters(int NH) {
     if (cuda_compute_capability() != 90 || NH > TOKEN_MAX_NH) return 0;
     const int n = clusters_at_once(kernel_of(NH * HD), CLUSTER, BLOCK_THREADS, shared_bytes(NH * HD));
-    return n < NH ? 0 : min(n, DRAW_COLUMNS / (CLUSTER * WARPS));
+    return n < NH ? 0 : min(n, MAX_WORDS / (CLUSTER * WARPS));
 }
 
 LargestArgs token_launch(const TokenArgs &args, int n_clusters) {
     launch_early("token_kernel", kernel_of(args.C), dim3(1, n_clusters * CLUSTER), BLOCK_THREADS,
                  shared_bytes(args.C), CLUSTER, args);
-    return {args.largest, n_clusters * CLUSTER * WARPS, args.launch, args.wte, args.C};
+    return {args.largest, n_clusters * CLUSTER * WARPS, (uint16_t)args.launch, args.wte, args.C};
 }

@@ -10,7 +10,7 @@ typedef struct TokenArgs {
     const int32_t *tokens, *positions, *begins;
     const bf16 *wte, *wpe, *ln_f_weight, *ln_f_bias, *head_weight;
     bf16 *logits;      /* (V), of the vocabulary without its padding */
-    uint64_t *largest; /* (DRAW_COLUMNS) LargestArgs' words; token.cu's alone */
+    uint64_t *largest; /* (MAX_WORDS) LargestArgs' words; token.cu's alone */
     int n_layers, C, NH, V, window;
     uint32_t launch; /* how many there were, with this one */
 } TokenArgs;

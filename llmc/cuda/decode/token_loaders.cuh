@@ -1,6 +1,7 @@
 /* The warps of token.cu that bring weights. Their order is that of use, a layer ahead: a buffer takes the next layer's as soon
  * as this layer's are in registers, so no weight waits for a result. */
 #pragma once
+#include "llmc/cuda/device/early.cuh"
 #include "token_shared.cuh"
 
 struct Loader {
@@ -72,7 +73,6 @@ struct Loader {
     /* Of all blocks, a tile in each of the last layers. */
     __device__ __forceinline__ void prefetch_head() const {
         const int n = (int)gridDim.y - a.NH * CLUSTER; /* blocks without layers, of which this is one */
-        wait_on_dependency();
         for (int tile = 0; tile < L2_TILES; tile++) {
             const int sum = 2 * (a.n_layers + tile - L2_TILES) - 1;
             if (sum < 0) continue;
@@ -98,9 +98,9 @@ struct Loader {
                 proj<HIDDEN>(which, l, layer.mlp_proj_weight, layer.mlp_proj_bias, s.mlp_proj_bias, 4 * a.C);
         }
         if (which == QKV) {
+            wait_for_last();
             if (!has_layers(a)) prefetch_head();
             norm(0, a.ln_f_weight, a.ln_f_bias, begin(QKV, head_phase(), 4 * a.C));
-            wait_on_dependency();
             clear_sums(a, lane, WARP_SIZE);
         } else {
             head_rows(which);

@@ -33,11 +33,14 @@ template <int BITS> __device__ __forceinline__ float value_of(uint64_t sum, int 
     if (sum >> SUM_BITS & 31) return CUDART_NAN_F;
     return (float)((long long)(sum & ((1ULL << SUM_BITS) - 1)) - NH * OFFSET<BITS>)*(1.0f / (1 << BITS));
 }
-/* Waits for a sum with pauses. */
-__device__ __forceinline__ void wait_all(const uint64_t *sum, int NH) {
-    while (!has_all(load_relaxed_8(sum), NH)) __nanosleep(500);
+/* With pauses: each question holds up those who add. */
+__device__ __forceinline__ uint64_t wait_all(const uint64_t *from, int NH) {
+    uint64_t sum;
+    while (sum = load_relaxed_8(from), !has_all(sum, NH)) __nanosleep(500);
+    return sum;
 }
-/* The other set is the next launch's. The launch before has ended, as the caller knows. thread, threads: of a block. */
+/* The other set is the next launch's. That before this one, which used it, has ended: it ends before its draw, for which the
+ * caller has waited. thread, threads: of a block. */
 __device__ __forceinline__ void clear_sums(const TokenArgs &a, int thread, int threads) {
     const int n = (int)(token_sums(a.n_layers, a.C) / 2), apart = (int)gridDim.y * threads;
     uint64_t *next = a.sums + (int64_t)(~a.launch & 1) * n;

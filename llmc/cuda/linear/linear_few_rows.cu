@@ -470,7 +470,7 @@ template <int ROWS> static void launch_loop(const FewRows<bf16> &a) {
 /* Where every block reads all rows: with many, more outputs a block, as long as that leaves most of the card with one. */
 static void run(const FewRows<bf16> &a) {
     const bool wide = a.OC >= 2 * TILE * cuda_sm_count();
-    const bool hopper = cuda_compute_capability() >= 90, splits = hopper && a.OC % 2 == 0;
+    const bool hopper = cuda_compute_capability() == 90, splits = hopper && a.OC % 2 == 0;
     const bool loops = hopper && a.IC <= LOOP_ROUNDS * ROUND && a.OC % 4 == 0 && !a.bias && !a.pre_gelu &&
                        a.OC >= 4 * LOOP_COLUMNS * cuda_sm_count();
     if (a.N <= 16)

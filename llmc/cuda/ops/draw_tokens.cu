@@ -1,6 +1,7 @@
 /* The next token of each sequence, drawn on the device: a block a sequence, a thread a column of ids (ops.h,
  * DRAW_COLUMNS). Top-k lists the few candidates; else the logits are read some twenty times, and lie in shared memory where
- * they fit. Where the largest logit is all that is asked for, a cluster of blocks has a sequence.
+ * they fit. Where the largest logit is all that is asked for, a cluster of blocks has a sequence; or a block, where the kernel
+ * before has found it but for 1,024 candidates (draw_tokens.cuh).
  *
  * The floor of top-k and top-p is found bit by bit (draw_tokens.c has the same steps): a pass counts, or adds, what is at
  * least as large. bf16 needs 16 passes. */
@@ -522,16 +523,19 @@ __global__ void __launch_bounds__(PART_THREADS, sizeof(X) == 2 ? 4 : 3) largest_
     write_token(a, b, a.positions[b] + 1, all.first, all.n_bad);
 }
 
-/* A block, which begins with the head, and with which the next launch begins: what comes behind the last logit is short. */
-__global__ void __launch_bounds__(DRAW_COLUMNS) words_kernel(DrawArgs a, LargestArgs of) {
+/* A block, a thread a word. It begins while the logits are made, and takes their words as they come. The next launch begins with
+ * it, so that what comes behind the last logit is short: the launch of a token takes 3 us. Its wait is for the end of the launch
+ * before, behind which the one after it may overwrite. */
+__global__ void __launch_bounds__(MAX_WORDS) words_kernel(DrawArgs a, LargestArgs of) {
+    static_assert(MAX_WORDS == WARPS * WARP_SIZE, "and a warp a word of the last step");
     __shared__ uint32_t keys[WARPS], ids[WARPS];
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     begin_next_early();
     const int position = __ldcg(a.positions) + 1; /* before the wait L1 may have an old one */
     const bool has_word = (int)threadIdx.x < of.n;
     uint64_t word;
-    do word = has_word ? load_relaxed_8(of.words + threadIdx.x) : (uint16_t)of.launch;
-    while ((uint16_t)word != (uint16_t)of.launch);
+    do word = has_word ? load_relaxed_8(of.words + threadIdx.x) : of.tag;
+    while ((uint16_t)word != of.tag);
     const uint32_t key = (uint32_t)(word >> WORD_KEY_AT), id = (uint32_t)(word >> WORD_ID_AT) & MAX_ID;
     const uint32_t of_warp = __reduce_max_sync(0xffffffffu, key);
     const uint32_t id_of_warp = __reduce_max_sync(0xffffffffu, key == of_warp ? id : 0);
@@ -541,18 +545,18 @@ __global__ void __launch_bounds__(DRAW_COLUMNS) words_kernel(DrawArgs a, Largest
     const int token = MAX_ID - (int)__reduce_max_sync(0xffffffffu, keys[lane] == largest ? ids[lane] : 0);
     if ((int)threadIdx.x * 64 < of.C)
         prefetch_to_l2(of.wte + (int64_t)token * of.C + threadIdx.x * 64); /* a line of 128 bytes */
-    wait_early();
+    wait_for_last();
     const bf16 *logits = (const bf16 *)a.logits;
     const int n_bad = any_bad ? block_join(count_bad<AT_ONCE>(logits, a.V, share_of_block()), Sum()) : 0;
     if (threadIdx.x == 0) write_token(a, 0, position, token, n_bad);
 }
 void draw_largest(const DrawArgs *args, const LargestArgs *largest) {
-    launch_early("draw_tokens", words_kernel, dim3(1), DRAW_COLUMNS, 0, 1, *args, *largest);
+    launch_early("draw_tokens", words_kernel, dim3(1), MAX_WORDS, 0, 1, *args, *largest);
 }
 
 /* As many blocks a sequence as the card has at once. */
 template <typename T> static void launch_largest(const DrawArgs *args) {
-    int parts = cuda_compute_capability() < 90 ? 1 : (int)MAX_PARTS;
+    int parts = cuda_compute_capability() == 90 ? (int)MAX_PARTS : 1;
     while (parts > 1 && args->B * parts > cuda_sm_count()) parts /= 2;
     launch_early("draw_tokens", largest_kernel<T>, dim3(args->B, parts), PART_THREADS, 0, parts, *args);
 }

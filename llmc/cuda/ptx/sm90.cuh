@@ -337,4 +337,5 @@ __device__ __forceinline__ void launch_dependents() {
  * an early start. */
 __device__ __forceinline__ void wait_on_dependency() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
+    delay();
 }

@@ -236,7 +236,7 @@ template <int HD>
 static void fast_decode(bf16 *out, bf16 *cache, const bf16 *qkv, const int32_t *positions,
                         const int32_t *begins, float *scratch, int window, int B, int T, int NH) {
     const int n = ceil_div(T, (int)THREADS);
-    const bool cluster = n <= MAX_CLUSTER && cuda_compute_capability() >= 90;
+    const bool cluster = n <= MAX_CLUSTER && cuda_compute_capability() == 90;
     if (n <= MAX_CLUSTER && NH * B >= 2 * cuda_sm_count()) {
         launch_early("whole_decode_kernel", whole_decode_kernel<HD>, dim3(NH, B), THREADS, 0, 1, out, cache,
                      qkv, positions, begins, window, T, NH, LOG2E / sqrtf(HD));

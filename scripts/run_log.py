@@ -58,6 +58,11 @@ def parse(line):
     return None if "evaluated" in row else (kind, row)  # --eval-only, perhaps of other data: no point of the run's curve
 
 
+def is_torn(line):
+    """What a kill or a full disk left of a line, where the trainer has ended it and gone on behind it."""
+    return line.startswith("{") and not line.rstrip().endswith("}")
+
+
 def refuse(path, number, line):
     """Ends the program at a line that is none of a log."""
     fail(f"{path}:{number}: expected a line of a log.jsonl, found {line[:40].strip()!r}")
@@ -148,8 +153,8 @@ class Log:
 
 
 def read_log(path, name=None):
-    """The Log of a file or a run's folder. Ends the program where it is no log or has no step; half a line at the end, of a run
-    that goes on or was killed, is left out."""
+    """The Log of a file or a run's folder. Ends the program where it is no log or has no step; half a line, of a run that goes
+    on or was killed, is left out."""
     path = log_path(path)
     try:
         with open(path, encoding="utf-8") as file:
@@ -161,7 +166,7 @@ def read_log(path, name=None):
         try:
             log.add(line)
         except ValueError:
-            if number < len(lines) or line.endswith("\n"):
+            if line.endswith("\n") and (number == len(lines) or not is_torn(line)):
                 refuse(path, number, line)
     if not log.steps and not log.vals:
         fail(f"{path}: no step in it" + ("; hint: the run has only begun" if log.headers else ""))

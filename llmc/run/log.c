@@ -291,13 +291,13 @@ static bool copy_kept_lines(const char *from, const char *to, int64_t last_step,
     return good;
 }
 
-/* Begins as write_header begins one. */
+/* Begins as write_header begins one, or as a line of an evaluation does; or has nothing in it yet. */
 static bool is_log(const char *path) {
-    static const char begin[] = "{\"run\":";
-    char found[sizeof begin - 1] = "";
+    static const char header[] = "{\"run\":", line[] = "{\"step\":";
+    char found[sizeof line] = "";
     FILE *file = fopen(path, "r");
-    const bool is = file && fread(found, 1, sizeof found, file) == sizeof found &&
-                    memcmp(found, begin, sizeof found) == 0;
+    const size_t n = file ? fread(found, 1, sizeof line - 1, file) : 0;
+    const bool is = file && (!n || !strncmp(found, header, sizeof header - 1) || !strcmp(found, line));
     if (file) fclose(file);
     return is;
 }
@@ -386,7 +386,10 @@ bool log_check(const char *dir, bool resumed, Error *err) {
 bool log_append(RunLog *run, const char *dir, Error *err) {
     *run = (RunLog){0};
     if (!dir) return true;
-    if (!log_path(run, dir, err) || look_at(run->path, err) < 0 || !open_end(run, dir, err)) return false;
+    if (!log_path(run, dir, err)) return false;
+    const int there = look_at(run->path, err);
+    if (there < 0 || (there == 1 && !is_log(run->path) && !set_aside(dir, run->path, false, err))) return false;
+    if (!open_end(run, dir, err)) return false;
     run->is_asked = true;
     return true;
 }

@@ -65,7 +65,7 @@ void log_take_back(const char *dir, int64_t step);
  * keeps the lines up to that step (rewritten to a temporary file, fsync'ed, renamed) and appends. resumed_step < 0: a new
  * run; a log that is already there is moved to log.1.jsonl, log.2.jsonl, ... */
 bool log_open(RunLog *run, const char *dir, int64_t resumed_step, const LogHeader *header, Error *err);
-/* Opens DIR/log.jsonl (NULL: no log) for lines behind those that are there; no header. */
+/* Opens DIR/log.jsonl (NULL: no log) for lines behind those that are there; no header. A file that is no log is moved as log_open does. */
 bool log_append(RunLog *run, const char *dir, Error *err);
 /* A full disk is a warning, once, on stderr, and another when lines are written again; the run goes on, and no torn line
  * stays in the file. Behind log_append it ends the program: an evaluation leaves nothing else.

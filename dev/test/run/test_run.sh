@@ -233,6 +233,11 @@ printf '{"step": 9, "lo' >>"$work/logged/log.jsonl"
 run --model "$work/logged" --train "$work/text.txt" --eval-only --eval-batches 2 --batch 2 --out "$work/logged"
 check "--eval-only --out: behind half a line, a line of its own" [ "$(wc -l <"$work/logged/log.jsonl")" -eq $((lines + 3)) ]
 check "--eval-only --out: it is the loss, and of what" eval 'tail -n 1 "$work/logged/log.jsonl" | grep -qE "^\{\"step\": *6, *\"val_loss\": *[0-9.]+, *\"evaluated\": *\".*/text.txt\"\}$"'
+mkdir "$work/foreign" && echo "my notes" >"$work/foreign/log.jsonl"
+run --model "$work/logged" --train "$work/text.txt" --eval-only --eval-batches 2 --batch 2 --out "$work/foreign"
+run --model "$work/logged" --train "$work/text.txt" --eval-only --eval-batches 2 --batch 2 --out "$work/foreign"
+check "--eval-only --out: what is no log is moved, once, and said" eval 'grep -qx "my notes" "$work/foreign/log.1.jsonl" && [ "$(ls "$work/foreign" | grep -c jsonl)" -eq 2 ]'
+check "--eval-only --out: two lines" [ "$(wc -l <"$work/foreign/log.jsonl")" -eq 2 ]
 cp -r "$work/good" "$work/unlogged"
 run --model "$work/unlogged" --train "$work/text.txt" --eval-only --eval-batches 2 --batch 2
 check "--eval-only: the folder stays as it is" diff -r "$work/good" "$work/unlogged"

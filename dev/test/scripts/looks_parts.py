@@ -52,6 +52,8 @@ class Read(Logs):
         self.assertEqual([log.samples[0]["sample"], log.saves[0]["checkpoint"], log.failed_saves[0]["save_failed"]], ["a\u2028b", "step_1", "why"])
         self.assertEqual((log.scores[0]["acc_norm"], log.median("lr"), log.median("none")), (0.3, 0.1, None))
         self.assertEqual(len(run_log.read_log(self.folder).steps), 2, "a run's folder")
+        torn = run_log.read_log(self.log(header(), step(1), end='{"step": 2, "lo\n{"step": 2, "val_loss": 3}\n'))
+        self.assertEqual((len(torn.steps), torn.points("vals", "val_loss")), (1, [(2, 3)]), "half a line that the trainer has ended")
 
     def test_an_evaluation_is_no_point_of_the_curve(self):
         line = '{"step": 2, "val_loss": 9.5, "evaluated": "other.txt"}'

@@ -64,9 +64,7 @@ def _lines(raw, path, field, errors):
                 yield _text_of(json.loads(line), field, "%s:%d" % (path, number), errors)
     except UnicodeDecodeError as error:
         raise common.DataError("%s: not UTF-8 after line %d: %s; hint: --replace-invalid" % (path, number, error.reason), 2) from None
-    except DAMAGED as error:
-        raise common.DataError("%s: damaged gzip behind line %d: %s; hint: get the file again" % (path, number, error), 2) from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, *DAMAGED) as error:
         raise common.DataError("%s:%d: not a line of JSON: %s" % (path, max(number, 1), error), 2) from None
 
 

@@ -26,7 +26,7 @@ def _item(value, place):
     context, endings, label = value.get("ctx"), value.get("endings"), value.get("label")
     if not isinstance(context, str) or not context:
         raise common.DataError("%s: expected a text in `ctx`, found %.40r" % (place, context), 2)
-    if not isinstance(endings, list) or len(endings) != 4 or not all(isinstance(text, str) and text.strip() for text in endings):
+    if not isinstance(endings, list) or len(endings) != 4 or not all(isinstance(text, str) for text in endings):
         raise common.DataError("%s: expected four texts in `endings`, found %.40r" % (place, endings), 2)
     half = documents.HALVES.search("".join([context, *endings]))
     if half:

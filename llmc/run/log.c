@@ -388,7 +388,8 @@ bool log_append(RunLog *run, const char *dir, Error *err) {
     if (!dir) return true;
     if (!log_path(run, dir, err)) return false;
     const int there = look_at(run->path, err);
-    if (there < 0 || (there == 1 && !is_log(run->path) && !set_aside(dir, run->path, false, err))) return false;
+    if (there < 0 || (there == 1 && !is_log(run->path) && !set_aside(dir, run->path, false, err)))
+        return false;
     if (!open_end(run, dir, err)) return false;
     run->is_asked = true;
     return true;

@@ -181,7 +181,9 @@ check "an edited checkpoint: --keep lets it be" eval '[ -d "$out/step_00000012.d
 $program $training --steps 100000 --save-every 4 --out "$work/ours" >"$work/out" 2>"$work/err" &
 trainer=$!
 until ls "$work/ours"/step_* >/dev/null 2>&1; do sleep 0.05; done
+kill -STOP $trainer # else its next save may come between the two
 mv "$work/ours" "$work/ours_before" && echo mine >"$work/ours"
+kill -CONT $trainer
 until [ -s "$work/err" ]; do sleep 0.05; done
 kill -TERM $trainer; wait $trainer
 status=$?

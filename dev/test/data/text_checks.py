@@ -128,8 +128,8 @@ def test_json_lines():
             ("latin.jsonl", b'{"text": "\xe9"}\n', "latin.jsonl: not UTF-8"),
             ("half.jsonl", '{"text": "a"}\n{"text": "\\ud83d"}\n', r"half.jsonl:2: `text` has \ud83d, half a surrogate pair, which is no character; hint: --replace-invalid"),
             ("cut.jsonl.gz", gzip.compress(plain.encode())[:-12], "cut.jsonl.gz:"),
-            ("damaged.jsonl.gz", packed[:12] + bytes([packed[12] ^ 255]) + packed[13:], "damaged.jsonl.gz: damaged gzip behind line 0: "),
-            ("no.jsonl.gz", b"plain", "no.jsonl.gz: damaged gzip behind line 0: ")):
+            ("damaged.jsonl.gz", packed[:12] + bytes([packed[12] ^ 255]) + packed[13:], "damaged.jsonl.gz:1: not a line of JSON"),
+            ("no.jsonl.gz", b"plain", "no.jsonl.gz:1: not a line of JSON")):
         refuses(name, words, run("text.py", write(name, content), "--out", "out/refused"))
     for name, content in (("half.jsonl", '{"text": "a\\ud83d"}'), ("pair.jsonl", '{"text": "a\ufffd"}')):
         works(name, run("text.py", write(name, content), "--out", "out/" + name, "--val-fraction", "0", "--replace-invalid"))

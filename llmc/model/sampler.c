@@ -40,8 +40,7 @@ typedef struct Sampler {
     KVCache cache;   /* its B: the sequences of this group */
     int32_t *begins; /* (B) where the documents of what is drawn start; NULL: sequences are whole */
     DrawArgs draw;
-    Graph *graph;  /* of a step */
-    int n_decoded; /* steps so far */
+    Graph *graph; /* of a step */
     Sequence sequences[MAX_TOGETHER];
     int n_live;
     int n;                /* tokens in each window */
@@ -377,11 +376,12 @@ static void decode_ops(Sampler *s) {
     m->ops->draw_tokens(&s->draw);
 }
 
-/* The first run readies what the ops need, the second is captured. */
+/* Before the first step, while the device reads the prompt: with it, and the first step launch by launch, steps began 1.5 ms
+ * later. */
 static void capture(Sampler *s) {
     const Device *device = s->model.ops->device;
     bool (*const stop)(void) = s->model.stop;
-    if (s->n_decoded != 1 || !s->options->graph || !device->capture_begin()) return;
+    if (!s->options->graph || !device->capture_begin()) return;
     s->model.stop = NULL; /* the graph is whole */
     decode_ops(s);
     s->model.stop = stop;
@@ -392,12 +392,10 @@ static void capture(Sampler *s) {
 static void decode(Sampler *s) {
     const GPT2 *m = &s->model;
     const double X = (double)dtype_bytes(m->ops->dtype), C = m->shape.C;
-    capture(s);
     if (s->graph)
         m->ops->device->graph_launch(s->graph);
     else
         decode_ops(s);
-    s->n_decoded++;
     s->rates->n_steps++;
     s->rates->step_bytes += X * ((double)m->n_parameters - C * m->config.max_seq_len +
                                  2 * C * m->config.n_layer * s->cache.B * s->n);
@@ -432,6 +430,7 @@ static void start_sequences(Sampler *s, const int32_t *prompt, int n) {
 static bool draw_tokens(Sampler *s, Error *err) {
     for (int i = 0; i < s->options->n_tokens && s->n_live > 0; i++) {
         draw_token(s);
+        if (i == 0) capture(s);
         if (gpt2_stops(&s->model)) break;
         if (!read_some(s, err) || !slide_window(s, err)) return false;
         if (i > 0) continue;

@@ -59,13 +59,8 @@ def parse(line):
 
 
 def is_torn(line):
-    """What a kill or a full disk left of a line, where the trainer has ended it and gone on behind it."""
-    return line.startswith("{") and not line.rstrip().endswith("}")
-
-
-def refuse(path, number, line):
-    """Ends the program at a line that is none of a log."""
-    fail(f"{path}:{number}: expected a line of a log.jsonl, found {line[:40].strip()!r}")
+    """What a kill or a full disk left of a line, which the trainer may have ended to go on behind it."""
+    return line.startswith("{") and not line.endswith("}\n")
 
 
 def command_of(header):
@@ -96,6 +91,15 @@ class Log:
             if kind == "run":
                 self._add_part(row.get("first_step") or 0)
         return parsed
+
+    def take(self, line, number):
+        """add() of a line of the file. Half a line is passed over; one that is none of a log ends the program."""
+        try:
+            return self.add(line)
+        except ValueError:
+            if not is_torn(line):
+                fail(f"{self.path}:{number}: expected a line of a log.jsonl, found {line[:40].strip()!r}")
+        return None
 
     def _add_step(self, row):
         before = self._last_steps[-1] if self._last_steps else 0
@@ -157,17 +161,13 @@ def read_log(path, name=None):
     on or was killed, is left out."""
     path = log_path(path)
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:  # half a line may end in half a letter
             lines = list(file)  # by newlines alone: a sample's text may hold other separators
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"{path}: {getattr(error, 'strerror', None) or 'expected a log.jsonl, found no text'}{other_log(path)}")
+    except OSError as error:
+        fail(f"{path}: {error.strerror}{other_log(path)}")
     log = Log(path, name)
     for number, line in enumerate(lines, 1):
-        try:
-            log.add(line)
-        except ValueError:
-            if line.endswith("\n") and (number == len(lines) or not is_torn(line)):
-                refuse(path, number, line)
+        log.take(line, number)
     if not log.steps and not log.vals:
         fail(f"{path}: no step in it" + ("; hint: the run has only begun" if log.headers else ""))
     return log

@@ -21,7 +21,7 @@ import socket
 import time
 
 from comparison import EXIT_INPUT, EXIT_RUN, Parser, beside, end_with, fail, printable
-from run_log import Log, command_of, log_path, named, other_log, refuse
+from run_log import Log, command_of, log_path, named, other_log
 
 SUFFIX = ".from_log"  # of our files, which alone we replace
 GIB = 1 << 30
@@ -224,10 +224,7 @@ class Source:
         self.n_headers += is_header
         if self.headers_before and self.n_headers <= self.headers_before:
             return
-        try:
-            taken = self.log.add(line)
-        except ValueError:
-            refuse(self.log.path, self.n_lines, line)
+        taken = self.log.take(line, self.n_lines)
         if taken and self.events:
             self.events.take(self.log, *taken)
 

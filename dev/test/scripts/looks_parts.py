@@ -54,6 +54,7 @@ class Read(Logs):
         self.assertEqual(len(run_log.read_log(self.folder).steps), 2, "a run's folder")
         torn = run_log.read_log(self.log(header(), step(1), end='{"step": 2, "lo\n{"step": 2, "val_loss": 3}\n'))
         self.assertEqual((len(torn.steps), torn.points("vals", "val_loss")), (1, [(2, 3)]), "half a line that the trainer has ended")
+        self.assertEqual(len(run_log.read_log(self.file("log.jsonl", b'{"step": 1, "loss": 2.5}\n{"step": 1, "sample": "\xc3')).steps), 1, "half a letter")
 
     def test_an_evaluation_is_no_point_of_the_curve(self):
         line = '{"step": 2, "val_loss": 9.5, "evaluated": "other.txt"}'
@@ -62,14 +63,14 @@ class Read(Logs):
             run_log.parse(line.replace('"other.txt"', "7"))
 
     def test_what_is_no_log(self):
-        for line in ("[1]", "{", '{"loss": 1}', '{"step": -1, "loss": 1}', '{"step": "a", "loss": 1}', '{"step": 1, "loss": "x"}',
+        for line in ("[1]", "{1}", '{"loss": 1}', '{"step": -1, "loss": 1}', '{"step": "a", "loss": 1}', '{"step": 1, "loss": "x"}',
                      '{"step": true, "loss": 1}', '{"run": 1}', '{"run": {"first_step": "1"}}', '{"step": 1, "loss": 1, "lr": []}', "x"):
             self.file("log.jsonl", '{"step": 1, "loss": 2.5}\n' + line + "\n")
             self.refused("log.jsonl:2: expected a line of a log.jsonl, found ", 2, run_log.read_log, self.path("log.jsonl"))
         self.refused("/x: No such file", 2, run_log.read_log, self.path("x"))
         self.refused("no step in it$", 2, run_log.read_log, self.file("log.jsonl", ""))
         self.refused("no step in it; hint: the run has only begun", 2, run_log.read_log, self.log(header()))
-        self.refused("found no text", 2, run_log.read_log, self.file("log.jsonl", b"\xff\xfe"))
+        self.refused("log.jsonl:1: expected a line of a log.jsonl, found ", 2, run_log.read_log, self.file("log.jsonl", b"\xff\xfe"))
 
     def test_tokens_and_time(self):
         log = run_log.read_log(self.log(header(), step(1), step(2), header(2, 100), step(3), header(3, 1000), step(4, ms=None)))
@@ -292,7 +293,9 @@ class TensorBoard(Logs):
     def test_the_events(self):
         path = self.log(header(date="1970-01-02T00:00:00Z", argv=["./t", "--train", "my text|*.txt"]), step(1),
                         {"step": 1, "val_loss": 2.5}, step(2, None, skipped=1),
-                        {"step": 2, "sample": "x\ny"}, header(2, date="1970-01-03T00:00:00Z"), step(3), end='{"step": 4')
+                        {"step": 2, "sample": "x\ny"}, header(2, date="1970-01-03T00:00:00Z"), end='{"step": 3, "lo\n')
+        with open(path, "a", encoding="utf-8") as log:
+            log.write(json.dumps(step(3)) + '\n{"step": 4')
         _, out, err, code = self.convert(f"mine={path}")
         self.assertEqual((out, err, code), (f"{self.path('runs')}: mine; to look at it: tensorboard --logdir {self.path('runs')}\n", "", None))
         (writer,) = self.writers

@@ -71,7 +71,7 @@ static bool score_choices(Training *t, int64_t step, Error *err) {
     if (ok && !training_stops(t)) {
         t->n_lost = score.n_lost;
         console_score(&t->console, step, &score, clock_seconds() - begun);
-        log_score(&t->log, step, &score, chosen);
+        log_score(&t->log, step, &score, chosen, chosen ? run->settings.hellaswag : NULL);
     }
     free(chosen);
     return ok;

@@ -62,9 +62,14 @@ bool checkpoint_entries(const char *out, CheckpointEntry **entries, int *n, Erro
 }
 
 /* ---- whole or not ---- */
+/* Of the checkpoint with that name. One that has another's name is none: a run goes on from the step in the name. */
 static bool read_manifest(Manifest *manifest, const char *out, const char *name, Error *err) {
-    char path[PATH_MAX];
-    return path_join(path, out, name, err) && manifest_read(manifest, path, err);
+    char path[PATH_MAX], own_name[CHECKPOINT_NAME];
+    if (!path_join(path, out, name, err) || !manifest_read(manifest, path, err)) return false;
+    if (manifest->state.step == step_of(name, *name == '.')) return true;
+    checkpoint_name(own_name, "", manifest->state.step);
+    manifest_free(manifest);
+    return fail(err, EXIT_INPUT, "%s: its trainer_state.json is of %s", path, own_name);
 }
 
 static bool fail_model_only(const Manifest *manifest, Error *err) {

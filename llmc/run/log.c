@@ -138,7 +138,8 @@ void log_val(RunLog *run, int64_t step, double val_loss, const char *evaluated) 
     finish_line(run, &w);
 }
 
-void log_score(RunLog *run, int64_t step, const ChoiceScore *score, const unsigned char *chosen) {
+void log_score(RunLog *run, int64_t step, const ChoiceScore *score, const unsigned char *chosen,
+               const char *evaluated) {
     if (!run->is_open) return;
     JsonWriter w = begin_line(step);
     Buffer digits = {0};
@@ -149,6 +150,7 @@ void log_score(RunLog *run, int64_t step, const ChoiceScore *score, const unsign
         buffer_append(&digits, chosen[i] < 10 ? &"0123456789"[chosen[i]] : "?", 1);
     if (digits.data && !digits.failed) json_write_string(&w, "chosen", digits.data);
     buffer_free(&digits);
+    if (evaluated) json_write_string(&w, "evaluated", evaluated);
     finish_line(run, &w);
 }
 

@@ -3,8 +3,8 @@
  *   {"run": {..., "train_fingerprint": ..., "val_fingerprint": ...}}   first line of each run: the header; the two tell data from
  *                                                                      others of the same names, 0: none
  *   {"step": 1, "loss": ..., "lr": ..., "norm": ..., "ms": ..., "tok_s": ..., "mfu": ..., "memory": bytes, "skipped": 0}
- *   {"step": 250, "val_loss": ...}
- *   {"step": 250, "acc_norm": ..., "acc": ..., "items": 10042}   of --hellaswag; of --eval-only also "chosen"
+ *   {"step": 250, "val_loss": ...}   of --eval-only also "evaluated": on what
+ *   {"step": 250, "acc_norm": ..., "acc": ..., "items": 10042}   of --hellaswag; of --eval-only also "chosen", "evaluated"
  *   {"step": 250, "sources": [{"glob": "a_*.bin", "tokens": 573440, "epochs": 0.57}, ...]}   of a mixture, with each validation
  *   {"step": 500, "sample": "text"}
  *   {"step": 1000, "checkpoint": "step_00001000", "seconds": ...}   once it is on the disk, which may be some steps later
@@ -71,11 +71,12 @@ bool log_append(RunLog *run, const char *dir, Error *err);
  * stays in the file. Behind log_append it ends the program: an evaluation leaves nothing else.
  * Where the file was rotated or removed a new one of its name begins, with the header. */
 void log_step(RunLog *run, const StepReport *report);
-/* evaluated: the data of an --eval-only, which may not be the run's; else NULL. */
+/* evaluated, here and in log_score: the data of an --eval-only, which may not be the run's; else NULL. */
 void log_val(RunLog *run, int64_t step, double val_loss, const char *evaluated);
 /* chosen (n_items): the ending that acc_norm chooses of each, a digit an item, '?' from the eleventh ending on; NULL:
  * they are left out. */
-void log_score(RunLog *run, int64_t step, const ChoiceScore *score, const unsigned char *chosen);
+void log_score(RunLog *run, int64_t step, const ChoiceScore *score, const unsigned char *chosen,
+               const char *evaluated);
 /* What of each source of `data` was trained on before a position; nothing where there is one, or none. */
 void log_sources(RunLog *run, int64_t step, const DataLoader *data, int64_t position);
 void log_sample(RunLog *run, int64_t step, const char *text, size_t length);

@@ -203,7 +203,7 @@ refuses "all are damaged, a model" '^error: --model: .*found 3 that cannot be us
 refuses "a damaged model" '^error: --model: .*/step_00000012/model.safetensors: tensor .*; hint: without its trainer_state.json --model .*/step_00000012 loads' --model "$out/step_00000012" --prompt a
 rm "$out/step_00000012/trainer_state.json"
 run --model "$out/step_00000012" --prompt a --sample-tokens 4
-check "a damaged model: the hint helps, exit code $status" [ "$status" -eq 0 ]
+check "a damaged model: with its own it is resumed, exit code $status" [ "$status" -eq 0 ]
 mkdir -p "$work/foreign/step_00000005/mine"
 refuses "a folder with a checkpoint's name" '^error: --out .*/foreign: holds step_00000005, named as a run.s checkpoint, but cannot open .*/trainer_state.json: .*; hint: move it away, or another --out$' $training --steps 2 --out "$work/foreign"
 refuses "a folder with a checkpoint's name, resumed" '^error: --resume: .*found 1 that cannot be used, the newest: cannot open .*/step_00000005/trainer_state.json: .*; hint: another --out' $training --steps 2 --resume --out "$work/foreign"
@@ -211,6 +211,13 @@ mv "$work/foreign/step_00000005" "$work/foreign/step_of_mine"
 run $training --steps 2 --out "$work/foreign"
 check "a folder whose name only begins as a checkpoint's: exit code $status" [ "$status" -eq 0 ]
 check "a folder whose name only begins as a checkpoint's: it stays" [ -d "$work/foreign/step_of_mine/mine" ]
+run $training --steps 2 --out "$work/renamed"
+mv "$work/renamed/step_00000002" "$work/renamed/step_00000003"
+refuses "a checkpoint by another's name" '^error: --resume: .*found 1 that cannot be used, the newest: .*/step_00000003: its trainer_state.json is of step_00000002; hint: another --out' $training --steps 4 --resume --out "$work/renamed"
+refuses "a new run beside a checkpoint by another's name" '^error: --out .*/renamed: holds step_00000003, .*: its trainer_state.json is of step_00000002; hint: move it away' $training --steps 4 --out "$work/renamed"
+mv "$work/renamed/step_00000003" "$work/renamed/step_00000002"
+run $training --steps 4 --resume --out "$work/renamed"
+check "a checkpoint by another's name: with its own it is resumed, exit code $status" [ "$status" -eq 0 ]
 run $training --steps 2 --model-only --out "$work/weights"
 refuses "a new run beside weights alone" '^error: --out .*/weights: holds step_00000002, .* holds weights only, .*cannot be resumed; hint: move it away, or another --out$' $training --steps 4 --out "$work/weights"
 

@@ -65,7 +65,7 @@ for n in 1 3; do
     check "hellaswag on $n ranks: a line of the score" grep -qE '^step 5 \| hellaswag acc_norm 0\.[0-9]+ \| acc 0\.[0-9]+ \| 30 items in ' "$work/out"
 done
 check "hellaswag on three ranks: the choices of one" cmp -s "$work/scored_1/log.jsonl" "$work/scored_3/log.jsonl"
-check "hellaswag: the choices in the log" grep -qE '"items": *30, *"chosen": *"[0-3]{30}"' "$work/scored_1/log.jsonl"
+check "hellaswag: the choices in the log" grep -qE '"items": *30, *"chosen": *"[0-3]{30}", *"evaluated": *"[^"]+"}$' "$work/scored_1/log.jsonl"
 run $short --gpus 2 --memory
 check "--memory: exit code $status" [ "$status" -eq 0 ]
 check "--memory: of one rank" grep -qE '^ranks  *2, what follows is of one' "$work/out"

@@ -30,7 +30,8 @@ void cuda_download(void *dst, const void *src, size_t bytes);
 void *cuda_host_alloc(size_t bytes);
 void cuda_host_free(void *p);
 void cuda_synchronize(void);
-size_t cuda_context_bytes(void); /* that cuda_open takes on the device, besides linear_fixed_bytes */
+void *cuda_readback_memory(int slot); /* READBACK_BYTES, pinned */
+size_t cuda_context_bytes(void);      /* that cuda_open takes on the device, besides linear_fixed_bytes */
 int cuda_device_attribute(cudaDeviceAttr attribute);
 
 /* ---- async.cu ---- */

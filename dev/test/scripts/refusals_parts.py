@@ -17,7 +17,7 @@ class Runs(Parts):
         for words, path in (("none: No such file", f"a={self.path('none')}"), ("log.jsonl: No such file", self.folder),
                             ("README.md:1: expected a line of a log.jsonl", "README.md"), ("/empty: no step in it", self.path("empty")),
                             (r"no\?\[31m\?\?\?: No such file", "a=" + self.path("no\033[31m\udc9b\u009b\u202e")),
-                            ("default_run.png: expected a log.jsonl, found no text", "dev/results/cpu/default_run.png")):
+                            ("default_run.png:1: expected a line of a log.jsonl", "dev/results/cpu/default_run.png")):
             self.script_refuses(words, PLOT, path)
         self.file("log.jsonl", '{"step": 1, "loss": 2.5}\n[1]\n')
         self.script_refuses(r"log.jsonl:2: expected a line of a log.jsonl, found '\[1\]'", PLOT, self.path("log.jsonl"))

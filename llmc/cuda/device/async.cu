@@ -42,19 +42,10 @@ void *cuda_stream_handle(StreamId stream) {
 
 /* ---- readback ---- */
 
-typedef struct Readback {
-    char *pinned; /* READBACK_BYTES */
-    cudaEvent_t done;
-} Readback;
-
-static Readback *readback_slot(int slot) {
-    static Readback readbacks[READBACK_SLOTS];
-    Readback *r = &readbacks[slot];
-    if (!r->pinned) {
-        CUDA_CHECK(cudaHostAlloc((void **)&r->pinned, READBACK_BYTES, cudaHostAllocDefault));
-        CUDA_CHECK(cudaEventCreateWithFlags(&r->done, cudaEventDisableTiming));
-    }
-    return r;
+static cudaEvent_t readback_done(int slot) {
+    static cudaEvent_t done[READBACK_SLOTS];
+    if (!done[slot]) CUDA_CHECK(cudaEventCreateWithFlags(&done[slot], cudaEventDisableTiming));
+    return done[slot];
 }
 
 /* One block; words of 4 bytes. */
@@ -64,17 +55,15 @@ __global__ void readback_kernel(int32_t *pinned, const int32_t *src, size_t word
 
 /* By a kernel: on main_stream a copy engine's transfer costs 4 us before and 5 us behind, a kernel 1 (H200). */
 void cuda_readback_begin(int slot, StreamId stream, const void *src, size_t bytes) {
-    Readback *r = readback_slot(slot);
-    readback_kernel<<<1, 4 * WARP_SIZE, 0, stream_of(stream)>>>((int32_t *)r->pinned, (const int32_t *)src,
-                                                                bytes / 4);
+    readback_kernel<<<1, 4 * WARP_SIZE, 0, stream_of(stream)>>>((int32_t *)cuda_readback_memory(slot),
+                                                                (const int32_t *)src, bytes / 4);
     launch_check("readback");
-    CUDA_CHECK(cudaEventRecord(r->done, stream_of(stream)));
+    CUDA_CHECK(cudaEventRecord(readback_done(slot), stream_of(stream)));
 }
 
 void cuda_readback_end(int slot, void *dst, size_t bytes) {
-    Readback *r = readback_slot(slot);
-    CUDA_CHECK(cudaEventSynchronize(r->done));
-    memcpy(dst, r->pinned, bytes);
+    CUDA_CHECK(cudaEventSynchronize(readback_done(slot)));
+    memcpy(dst, cuda_readback_memory(slot), bytes);
 }
 
 /* ---- timestamps ---- */

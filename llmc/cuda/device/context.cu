@@ -17,8 +17,8 @@ int cuda_device; /* that cuda_open took */
 /* 8 slots of 1 MiB: the tokens of 64 x 1024 take a quarter of a slot. */
 static constexpr size_t SLOT_BYTES = 1 << 20;
 enum { N_SLOTS = 8 };
-static char *slots;        /* N_SLOTS * SLOT_BYTES, pinned */
-static char *device_slots; /* the same on the device */
+static char *slots;        /* N_SLOTS * SLOT_BYTES, pinned; behind them READBACK_SLOTS * READBACK_BYTES */
+static char *device_slots; /* N_SLOTS * SLOT_BYTES, on the device */
 static cudaStream_t copy_stream;
 static cudaEvent_t slot_filled[N_SLOTS]; /* on copy_stream: an upload has reached the device's slot */
 static cudaEvent_t slot_free[N_SLOTS];   /* on main_stream: recorded behind the copy that uses the slot */
@@ -113,7 +113,8 @@ bool cuda_open(int index, Error *err) {
         return fail(err, EXIT_RUN,
                     "CUDA: %s: expected compute capability 8.0 (A100) or later; hint: --device cpu",
                     cuda_name());
-    if ((status = cudaHostAlloc((void **)&slots, SLOT_BYTES * N_SLOTS, cudaHostAllocDefault)) != cudaSuccess)
+    const size_t pinned_bytes = SLOT_BYTES * N_SLOTS + READBACK_SLOTS * READBACK_BYTES;
+    if ((status = cudaHostAlloc((void **)&slots, pinned_bytes, cudaHostAllocDefault)) != cudaSuccess)
         return open_failed(err, "no pinned host memory", status);
     if ((status = cudaMalloc((void **)&device_slots, SLOT_BYTES * N_SLOTS)) != cudaSuccess)
         return open_failed(err, "no device memory", status);
@@ -128,6 +129,10 @@ bool cuda_open(int index, Error *err) {
     cuda_device = index;
     CUDA_CHECK(cudaStreamCreateWithFlags(&main_stream, cudaStreamNonBlocking));
     return true;
+}
+
+void *cuda_readback_memory(int slot) {
+    return slots + SLOT_BYTES * N_SLOTS + slot * READBACK_BYTES;
 }
 
 size_t cuda_context_bytes(void) {

@@ -274,6 +274,8 @@ static void test_tokens(const Ops *ops) {
         {1,    1,     0.1f,  0    },
         {0.7f, 0.9f,  0.05f, 50   },
         {1,    1,     0,     50256},
+        {0.9f, 1,     0,     2    },
+        {1,    0.8f,  0.01f, 1024 },
     };
     static const int sizes[][2] = {
         {1,     128  },

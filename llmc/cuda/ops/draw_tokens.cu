@@ -1,10 +1,10 @@
 /* The next token of each sequence, drawn on the device: a block a sequence, a thread a column of ids (ops.h,
- * DRAW_COLUMNS). Top-k lists the few candidates; else the logits are read some twenty times, and lie in shared memory where
- * they fit. Where the largest logit is all that is asked for, a cluster of blocks has a sequence; or a block, where the kernel
- * before has found it but for 1,024 candidates (draw_tokens.cuh).
+ * DRAW_COLUMNS). Of top-k's few candidates there is a list, of which a warp draws; else the logits are read some twenty times,
+ * and lie in shared memory where they fit. Where the largest logit is all that is asked for, a cluster of blocks has a sequence;
+ * or a block, where the kernel before has found it but for 1,024 candidates (draw_tokens.cuh).
  *
  * The floor of top-k and top-p is found bit by bit (draw_tokens.c has the same steps): a pass counts, or adds, what is at
- * least as large. bf16 needs 16 passes. */
+ * least as large. bf16 needs 16 passes, a list four of four bits. */
 #include <math_constants.h>
 #include "llmc/cuda/cuda_ops.cuh"
 #include "llmc/cuda/decode/steps.cuh"
@@ -12,7 +12,7 @@
 #include "llmc/cuda/ptx/sm80.cuh"
 #include "draw_tokens.cuh"
 
-/* ---- over the block ---- */
+/* ---- over the block, or a warp of it ---- */
 
 enum { WARPS = DRAW_COLUMNS / WARP_SIZE };
 static_assert((int)WARPS == (int)WARP_SIZE, "the second step of a reduction is one warp's");
@@ -27,81 +27,118 @@ struct Least {
     template <typename A> __device__ A operator()(A a, A b) const { return a < b ? a : b; }
 };
 
-template <typename A, typename F> __device__ A warp_join(A x, F join) {
+/* join: in a fixed order; every thread gets the result. exclusive: the sum of the threads before this one; *total that of
+ * all. */
+struct OneWarp {
+    enum { THREADS = WARP_SIZE };
+    static __device__ int index() { return threadIdx.x % WARP_SIZE; }
+    static __device__ void sync() { __syncwarp(); }
+    template <typename A, typename F> static __device__ A join(A x, F join) {
 #pragma unroll
-    for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2)
-        x = join(x, (A)__shfl_xor_sync(0xffffffffu, x, offset));
-    return x;
-}
-/* In a fixed order; every thread gets the result. */
-template <typename A, typename F> __device__ A block_join(A x, F join) {
-    __shared__ A partial[WARPS];
-    x = warp_join(x, join);
-    if (threadIdx.x % WARP_SIZE == 0) partial[threadIdx.x / WARP_SIZE] = x;
-    __syncthreads();
-    x = warp_join(partial[threadIdx.x % WARP_SIZE], join);
-    __syncthreads();
-    return x;
-}
-
-template <typename A> __device__ A warp_inclusive(A x) {
+        for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2)
+            x = join(x, (A)__shfl_xor_sync(0xffffffffu, x, offset));
+        return x;
+    }
+    template <typename A> static __device__ A inclusive(A x) {
 #pragma unroll
-    for (int offset = 1; offset < WARP_SIZE; offset *= 2) {
-        const A left = __shfl_up_sync(0xffffffffu, x, offset);
-        if ((int)(threadIdx.x % WARP_SIZE) >= offset) x += left;
+        for (int offset = 1; offset < WARP_SIZE; offset *= 2) {
+            const A left = __shfl_up_sync(0xffffffffu, x, offset);
+            if (index() >= offset) x += left;
+        }
+        return x;
     }
-    return x;
-}
-/* The sum of the threads before this one; *total that of all. */
-template <typename A> __device__ A block_exclusive(A own, A *total) {
-    __shared__ A ends[WARPS];
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const A inclusive = warp_inclusive(own);
-    if (lane == WARP_SIZE - 1) ends[warp] = inclusive;
-    __syncthreads();
-    if (warp == 0) {
-        const A sum = warp_inclusive(ends[lane]);
-        __syncwarp();
-        ends[lane] = sum;
+    template <typename A> static __device__ A exclusive(A own, A *total) {
+        const A sum = inclusive(own), left = __shfl_up_sync(0xffffffffu, sum, 1);
+        *total = __shfl_sync(0xffffffffu, sum, WARP_SIZE - 1);
+        return index() == 0 ? A(0) : left;
     }
-    __syncthreads();
-    const A before = warp == 0 ? A(0) : ends[warp - 1];
-    *total = ends[WARPS - 1];
-    __syncthreads();
-    const A left = __shfl_up_sync(0xffffffffu, inclusive, 1);
-    return lane == 0 ? before : before + left;
-}
+};
+struct Block {
+    enum { THREADS = DRAW_COLUMNS };
+    static __device__ int index() { return threadIdx.x; }
+    static __device__ void sync() { __syncthreads(); }
+    template <typename A, typename F> static __device__ A join(A x, F join) {
+        __shared__ A partial[WARPS];
+        x = OneWarp::join(x, join);
+        if (threadIdx.x % WARP_SIZE == 0) partial[threadIdx.x / WARP_SIZE] = x;
+        __syncthreads();
+        x = OneWarp::join(partial[threadIdx.x % WARP_SIZE], join);
+        __syncthreads();
+        return x;
+    }
+    template <typename A> static __device__ A exclusive(A own, A *total) {
+        __shared__ A ends[WARPS];
+        const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+        A of_warp;
+        const A before = OneWarp::exclusive(own, &of_warp);
+        if (lane == 0) ends[warp] = of_warp;
+        __syncthreads();
+        const A warps = OneWarp::exclusive(ends[lane], total);
+        __syncthreads();
+        return __shfl_sync(0xffffffffu, warps, warp) + before;
+    }
+};
 
-/* ---- what stays ---- */
+/* ---- what may be drawn ---- */
 
 __device__ __forceinline__ float value_of_key(uint32_t key) {
     return __uint_as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
 }
 
-template <typename X> struct Row {
-    const X *z;
-    int V;
+struct Weights {
     float largest, scale; /* log2(e) / temperature */
 
-    __device__ float value(int i) const { return to_float(z[i]); }
     /* exp((x - largest) / temperature) */
-    __device__ float weight(float x) const { return isfinite(x) ? ex2((x - largest) * scale) : 0.0f; }
+    __device__ float of(float x) const { return isfinite(x) ? ex2((x - largest) * scale) : 0.0f; }
 };
 
-template <typename X> __device__ int count_from(const Row<X> &row, uint32_t key) {
+/* The logits of a row, which threads have in the order of the draw: one thread's behind the other's. */
+template <typename X> struct WholeRow {
+    typedef Block Group;
+    enum { STEP = DRAW_COLUMNS };
+    Weights weights;
+    const X *z;
+    int V;
+
+    __device__ int first() const { return threadIdx.x; }
+    __device__ int end() const { return V; }
+    __device__ float value(int i) const { return to_float(z[i]); }
+    __device__ int id(int i) const { return i; }
+};
+
+/* Some of them; of the others none is drawn. Few are one warp's, which needs no barriers. */
+enum { LIST = 2 * DRAW_COLUMNS };
+struct List {
+    alignas(16) uint32_t keys[LIST];
+    int ids[LIST];
+};
+struct ListedRow {
+    typedef OneWarp Group;
+    enum { STEP = 1 };
+    Weights weights;
+    const List *list;
+    int n, of_lane; /* odd: lanes then read different banks */
+
+    __device__ int first() const { return OneWarp::index() * of_lane; }
+    __device__ int end() const { return min(n, first() + of_lane); }
+    __device__ float value(int i) const { return value_of_key(list->keys[i]); }
+    __device__ int id(int i) const { return list->ids[i]; }
+};
+
+/* ---- what stays ---- */
+
+template <typename R> __device__ int count_from(const R &row, uint32_t key) {
     int n = 0;
-    if (row.V <= DRAW_COLUMNS)
-        return __syncthreads_count((int)threadIdx.x < row.V && order_key(row.value(threadIdx.x)) >= key);
-    for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS) n += order_key(row.value(i)) >= key;
-    return block_join(n, Sum());
+    for (int i = row.first(); i < row.end(); i += R::STEP) n += order_key(row.value(i)) >= key;
+    return R::Group::join(n, Sum());
 }
-template <typename X> __device__ double weight_from(const Row<X> &row, uint32_t key) {
+template <typename R> __device__ double weight_from(const R &row, uint32_t key) {
     double sum = 0;
-    for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS) {
+    for (int i = row.first(); i < row.end(); i += R::STEP) {
         const float x = row.value(i);
-        if (order_key(x) >= key) sum += row.weight(x);
+        if (order_key(x) >= key) sum += row.weights.of(x);
     }
-    return block_join(sum, Sum());
+    return R::Group::join(sum, Sum());
 }
 
 /* Keys below it are left out; of those equal to it `ties` stay. */
@@ -110,21 +147,62 @@ struct Floor {
     int ties;
 };
 
-/* The largest key of which `enough` is true, as it is of all below. Of bf16 the low half of a key says nothing: it is 0,
- * or all ones in negative numbers. */
-template <typename X, typename F> __device__ uint32_t floor_of(F enough) {
-    uint32_t key = 0;
-    for (uint32_t bit = 0x80000000u; bit >= (sizeof(X) == 2 ? 0x10000u : 1u); bit >>= 1)
-        if (enough(key | bit)) key |= bit;
+/* Of bf16 the low half of a key says nothing: it is 0, or all ones in negative numbers. */
+template <typename X> __device__ __forceinline__ uint32_t whole_key(uint32_t key) {
     return sizeof(X) == 2 && !(key >> 31) ? key | 0xffffu : key;
+}
+template <typename X> struct KeyBits { static constexpr int LEAST = sizeof(X) == 2 ? 16 : 0; };
+
+/* The largest key of which `enough` is true, as it is of all below; not below `low`. */
+template <typename X, typename F> __device__ uint32_t floor_of(uint32_t low, uint32_t high, F enough) {
+    const uint32_t open = low == high ? 0 : 0xffffffffu >> __clz(low ^ high); /* bits that are not known */
+    uint32_t key = low & ~open;
+    for (uint32_t bit = open ^ open >> 1; bit >= 1u << KeyBits<X>::LEAST; bit >>= 1)
+        if (enough(key | bit)) key |= bit;
+    return whole_key<X>(key);
 }
 
 /* X: the storage type of what the row's values come from. */
 template <typename X, typename R> __device__ Floor keep_top_k(const R &row, int k) {
     Floor floor;
-    floor.key = floor_of<X>([&](uint32_t key) { return count_from(row, key) >= k; });
+    floor.key = floor_of<X>(0, order_key(row.weights.largest),
+                            [&](uint32_t key) { return count_from(row, key) >= k; });
     floor.ties = k - count_from(row, floor.key + 1);
     return floor;
+}
+
+/* The same of n keys in shared memory, n a multiple of KEYS_AT_ONCE: it is not below `low`, and none is above `high`. A round
+ * settles four bits: of 16 keys a warp each counts what is not below it. */
+enum { KEYS_AT_ONCE = 4 * WARP_SIZE };
+template <typename X>
+__device__ Floor kth_largest(const uint32_t *keys, int n, int k, uint32_t low, uint32_t high) {
+    enum { BITS = 4, TRIED = 1 << BITS };
+    __shared__ int counts[2][TRIED];
+    const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
+    const int top = low == high ? KeyBits<X>::LEAST : (31 - __clz(low ^ high)) / BITS * BITS;
+    uint32_t key = (low >> top & ~(TRIED - 1u)) << top;
+    int above = 0;
+#pragma unroll 1
+    for (int shift = top; shift >= KeyBits<X>::LEAST; shift -= BITS) {
+        int *of_round = counts[shift / BITS % 2];
+        if (warp < TRIED) {
+            const uint32_t tried = key | (uint32_t)warp << shift;
+            int own = 0;
+#pragma unroll 2
+            for (int i = 4 * lane; i < n; i += KEYS_AT_ONCE) {
+                const uint4 four = *reinterpret_cast<const uint4 *>(keys + i);
+                own += (four.x >= tried) + (four.y >= tried) + (four.z >= tried) + (four.w >= tried);
+            }
+            own = __reduce_add_sync(0xffffffffu, own);
+            if (lane == 0) of_round[warp] = own;
+        }
+        __syncthreads();
+        const bool enough = lane < TRIED && of_round[lane % TRIED] >= k;
+        const int digit = 31 - __clz((int)(__ballot_sync(0xffffffffu, enough) | 1));
+        if (digit < TRIED - 1) above = of_round[digit + 1];
+        key |= (uint32_t)digit << shift;
+    }
+    return {whole_key<X>(key), k - above};
 }
 
 /* So many equals of weight `each` add up to `missing`: one at least, `most` at most. */
@@ -137,14 +215,62 @@ __device__ int ties_for(double missing, double each, int most) {
 template <typename X, typename R> __device__ Floor keep_top_p(const R &row, Floor floor, float p) {
     if (!(p < 1)) return floor;
     const double above = weight_from(row, floor.key + 1);
-    const double each = row.weight(value_of_key(floor.key));
+    const double each = row.weights.of(value_of_key(floor.key));
     const double wanted = p * (floor.key ? above + floor.ties * each : weight_from(row, 0));
     if (floor.key && above < wanted) return {floor.key, ties_for(wanted - above, each, floor.ties)};
-    floor.key = floor_of<X>(
-        [&](uint32_t key) { return count_from(row, key) >= 1 && weight_from(row, key) >= wanted; });
+    const uint32_t largest = order_key(row.weights.largest);
+    floor.key = floor_of<X>(floor.key, largest, [&](uint32_t key) {
+        return key <= largest && weight_from(row, key) >= wanted; /* p may be 0 */
+    });
     floor.ties =
-        ties_for(wanted - weight_from(row, floor.key + 1), row.weight(value_of_key(floor.key)), 1 << 30);
+        ties_for(wanted - weight_from(row, floor.key + 1), row.weights.of(value_of_key(floor.key)), 1 << 30);
     return floor;
+}
+
+/* ---- the draw ---- */
+
+/* f(id, weight) for those of this thread that have one; `equals` of the floor stand before it. Ends where f is true. */
+template <typename R, typename F>
+__device__ void each_weight(const R &row, const Floor &floor, int equals, float min_p, F f) {
+    int left = floor.ties - equals;
+    for (int i = row.first(); i < row.end(); i += R::STEP) {
+        const float x = row.value(i);
+        const uint32_t key = order_key(x);
+        if (key < floor.key || (key == floor.key && left-- <= 0)) continue;
+        const float weight = row.weights.of(x);
+        if (weight > 0 && weight >= min_p && f(row.id(i), weight)) return;
+    }
+}
+
+/* Of what the floor leaves; by the row's group. */
+template <typename R>
+__device__ int draw_from(const R &row, const Floor &floor, float min_p, double uniform) {
+    typedef typename R::Group Group;
+    __shared__ int chosen;
+    int equals = 0, n_equals;
+    if (floor.key) { /* else all NaN, which are not drawn */
+        for (int i = row.first(); i < row.end(); i += R::STEP) equals += order_key(row.value(i)) == floor.key;
+        equals = Group::exclusive(equals, &n_equals);
+    }
+    double own = 0, total;
+    each_weight(row, floor, equals, min_p, [&](int, float weight) {
+        own += weight;
+        return false;
+    });
+    const double before = Group::exclusive(own, &total), point = uniform * total;
+    const int index = Group::index();
+    int first = Group::join(own > 0 && before + own > point ? index : (int)Group::THREADS, Least());
+    if (first == Group::THREADS) first = Group::join(own > 0 ? index : 0, Largest()); /* rounding */
+    if (index == first) {
+        double sum = before;
+        each_weight(row, floor, equals, min_p, [&](int id, float weight) {
+            chosen = id;
+            sum += weight;
+            return sum > point;
+        });
+    }
+    Group::sync();
+    return chosen;
 }
 
 /* ---- passes over a row, 16 bytes at a time ---- */
@@ -159,16 +285,21 @@ __device__ __forceinline__ Share share_of_block() {
     return {(int)threadIdx.x, DRAW_COLUMNS};
 }
 
+template <int LOADS, typename X>
+__device__ __forceinline__ void load_vecs(int4 (&vecs)[LOADS], const X *logits, int V, int v0, int apart) {
+#pragma unroll
+    for (int u = 0; u < LOADS; u++)
+        if ((v0 + u * apart) * Vec<X>::N < V)
+            vecs[u] = reinterpret_cast<const int4 *>(logits)[v0 + u * apart];
+}
+
 /* f(v, bits) for the vectors of a share, LOADS of which are under way. */
 template <int LOADS, typename X, typename F>
 __device__ void each_vec(const X *logits, int V, const Share &share, F f) {
     constexpr int N = Vec<X>::N;
     for (int v0 = share.first; v0 * N < V; v0 += LOADS * share.apart) {
         int4 bits[LOADS];
-#pragma unroll
-        for (int u = 0; u < LOADS; u++)
-            if ((v0 + u * share.apart) * N < V)
-                bits[u] = reinterpret_cast<const int4 *>(logits)[v0 + u * share.apart];
+        load_vecs(bits, logits, V, v0, share.apart);
 #pragma unroll
         for (int u = 0; u < LOADS; u++)
             if ((v0 + u * share.apart) * N < V) f(v0 + u * share.apart, bits[u]);
@@ -282,29 +413,21 @@ template <int LOADS, typename X> __device__ int count_bad(const X *logits, int V
 
 /* ---- candidates of top-k ---- */
 
-/* Ids of a row that may stay: all, or those that are listed, a column's one behind the other in both cases. */
-enum { LIST = 2048 };
-struct List {
-    float values[LIST];
-    int ids[LIST];
+/* Of the keys of all threads, and whether any of them says that it is bad. */
+struct Extent {
+    uint32_t largest, least;
+    bool any_bad;
 };
-template <typename X> struct Candidates {
-    Row<X> row;
-    const List *list; /* NULL: all */
-    int first, n;     /* of this thread's column, where there is a list */
-    int n_listed;
-
-    /* f(id, value) for those of this thread's column, until it is true. */
-    template <typename F> __device__ void each(F f) const {
-        if (list) {
-            for (int i = first; i < first + n; i++)
-                if (f(list->ids[i], list->values[i])) return;
-            return;
-        }
-        for (int i = threadIdx.x; i < row.V; i += DRAW_COLUMNS)
-            if (f(i, row.value(i))) return;
-    }
-};
+__device__ __forceinline__ Extent extent_of_block(const First &own) {
+    __shared__ uint32_t largest[WARPS], least[WARPS];
+    const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
+    const uint32_t of_warp = __reduce_max_sync(0xffffffffu, own.key);
+    const uint32_t least_of_warp = __reduce_min_sync(0xffffffffu, own.key);
+    if (lane == 0) largest[warp] = of_warp, least[warp] = least_of_warp;
+    const bool any_bad = __syncthreads_or(own.is_bad);
+    return {__reduce_max_sync(0xffffffffu, largest[lane]), __reduce_min_sync(0xffffffffu, least[lane]),
+            any_bad};
+}
 
 /* Bits of ids that are candidates: of 32 ids of a column a word. */
 __host__ __device__ inline int mark_words(int V) {
@@ -314,95 +437,112 @@ __host__ __device__ inline bool lists_candidates(int k, int V) {
     return k > 0 && k < V && k <= DRAW_COLUMNS;
 }
 
-/* Each thread has the largest key of some ids. The k-th largest of those is a bound below the k-th largest of all, and not
- * many are above it: these are marked, and listed where the list has room for them. */
+/* All ones in the halves of a that are not below b's. */
+__device__ __forceinline__ uint32_t at_least_bf16x2(uint32_t a, uint32_t b) {
+    return __hge2_mask(*reinterpret_cast<const __nv_bfloat162 *>(&a),
+                       *reinterpret_cast<const __nv_bfloat162 *>(&b));
+}
+
+/* Which of a vector's values are not below a floor, as bits; at_bit: which value a bit is of. NaN is below all. */
+template <typename X> struct AtLeast;
+template <> struct AtLeast<float> {
+    static __device__ uint32_t bits(const int4 &vec, float floor) {
+        float x[4];
+        uint32_t bits = 0;
+        to_floats(x, vec);
+#pragma unroll
+        for (int k = 0; k < 4; k++) bits |= x[k] >= floor ? 1u << k : 0u;
+        return bits;
+    }
+    static __device__ int at_bit(int bit) {
+        return bit;
+    }
+};
+/* Of pairs: the low halves' bits before the high ones'. */
+template <> struct AtLeast<bf16> {
+    static __device__ uint32_t bits(const int4 &vec, float floor) {
+        const uint32_t pairs[4] = {(uint32_t)vec.x, (uint32_t)vec.y, (uint32_t)vec.z, (uint32_t)vec.w};
+        uint32_t bits = 0;
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            bits |= at_least_bf16x2(pairs[k], cvt_bf16x2(floor, floor)) & 0x00010001u << k;
+        return (bits & 0xf) | (bits >> 12 & 0xf0);
+    }
+    static __device__ int at_bit(int bit) {
+        return bit % 4 * 2 + bit / 4;
+    }
+};
+
+/* f(id) for this thread's ids whose value is not below the floor. Few are: all vectors are looked at before one loop. */
+template <typename X, typename F> __device__ void each_from(const X *logits, int V, float floor, F f) {
+    constexpr int N = Vec<X>::N, BITS = 8;
+    static_assert(AT_ONCE * BITS <= 64 && N <= BITS, "a bit a value");
+    for (int v0 = threadIdx.x; v0 * N < V; v0 += AT_ONCE * DRAW_COLUMNS) {
+        int4 vecs[AT_ONCE];
+        uint64_t hits = 0;
+        load_vecs(vecs, logits, V, v0, DRAW_COLUMNS);
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++)
+            if ((v0 + u * DRAW_COLUMNS) * N < V)
+                hits |= (uint64_t)AtLeast<X>::bits(vecs[u], floor) << BITS * u;
+        for (; hits; hits &= hits - 1) {
+            const int bit = __ffsll((long long)hits) - 1;
+            const int id = (v0 + bit / BITS * DRAW_COLUMNS) * N + AtLeast<X>::at_bit(bit % BITS);
+            if (id < V) f(id);
+        }
+    }
+}
+
+/* Each thread has the largest key of some ids. The k-th largest of those, the bound, is not above the k-th largest of all, and not
+ * many logits are above it: these are marked, and then listed. Returns how many there are; with more than LIST there is no
+ * list. */
 template <typename X>
-__device__ Candidates<X> candidates(const Row<X> &row, List &list, uint32_t *marks, uint32_t largest, int k) {
-    const Candidates<X> all = {row, NULL, 0, 0, 0};
-    if (!lists_candidates(k, row.V)) return all;
-    const int words = mark_words(row.V);
+__device__ int make_list(List &list, uint32_t *marks, const X *logits, int V, uint32_t own_key,
+                         const Extent &all, int k, uint32_t *bound) {
+    const int words = mark_words(V);
     for (int w = threadIdx.x; w < words; w += DRAW_COLUMNS)
         marks[w] = 0; /* before the barriers of the bound */
-    const uint32_t bound =
-        floor_of<X>([&](uint32_t key) { return __syncthreads_count(largest >= key) >= k; });
-    const float floor = value_of_key(bound); /* as values -0 and NaN pass, too: keep leaves them out */
-    if (largest >= bound)
-        each_chosen<AT_ONCE>(
-            row.z, row.V, share_of_block(), [&](float x) { return !(x < floor); },
-            [&](int id) {
-                const int at = id / DRAW_COLUMNS; /* of its column */
-                atomicOr(&marks[at / WARP_SIZE * DRAW_COLUMNS + id % DRAW_COLUMNS], 1u << at % WARP_SIZE);
-            });
+    list.keys[threadIdx.x] = own_key;
+    __syncthreads();
+    *bound = kth_largest<X>(list.keys, DRAW_COLUMNS, k, all.least, all.largest).key;
+    const float floor = value_of_key(*bound);
+    if (own_key >= *bound)
+        each_from(logits, V, isnan(floor) ? -INFINITY : floor, [&](int id) {
+            const int at = id / DRAW_COLUMNS; /* of its column */
+            atomicOr(&marks[at / WARP_SIZE * DRAW_COLUMNS + id % DRAW_COLUMNS], 1u << at % WARP_SIZE);
+        });
     __syncthreads();
     int own = 0, n;
     for (int w = threadIdx.x; w < words; w += DRAW_COLUMNS) own += __popc(marks[w]);
-    const int first = block_exclusive(own, &n);
-    if (n > LIST) return all;
-    int to = first;
+    int to = Block::exclusive(own, &n);
+    if (n > LIST) return n;
     for (int w = threadIdx.x; w < words; w += DRAW_COLUMNS)
-        for (uint32_t left = marks[w]; left; left &= left - 1) {
+        for (uint32_t left = marks[w]; left; left &= left - 1, to++) {
             const int id = w / DRAW_COLUMNS * WARP_SIZE * DRAW_COLUMNS + (__ffs(left) - 1) * DRAW_COLUMNS +
                            (int)threadIdx.x;
-            list.values[to] = row.value(id);
-            list.ids[to++] = id;
+            list.keys[to] = order_key(to_float(logits[id]));
+            list.ids[to] = id;
         }
+    if ((int)threadIdx.x < KEYS_AT_ONCE && n + (int)threadIdx.x < LIST) list.keys[n + threadIdx.x] = 0;
     __syncthreads();
-    return {row, &list, first, own, n};
+    return n;
 }
 
-template <typename X> __device__ Floor keep(const Candidates<X> &c, const DrawArgs &a) {
-    const Row<X> &row = c.row;
-    if (c.list) {
-        const Row<float> listed = {c.list->values, c.n_listed, row.largest, row.scale};
-        return keep_top_p<X>(listed, keep_top_k<X>(listed, a.top_k), a.top_p);
-    }
-    const Floor all = {0, row.V};
-    return keep_top_p<X>(row, a.top_k > 0 && a.top_k < row.V ? keep_top_k<X>(row, a.top_k) : all, a.top_p);
+/* One of the k largest, which are listed; known to the first warp. */
+template <typename X>
+__device__ int draw_of_list(const List &list, int n, uint32_t bound, const Weights &weights,
+                            const DrawArgs &a, double uniform) {
+    const int filled = ceil_div(n, (int)KEYS_AT_ONCE) * KEYS_AT_ONCE;
+    const Floor floor = kth_largest<X>(list.keys, filled, a.top_k, bound, order_key(weights.largest));
+    if (threadIdx.x >= WARP_SIZE) return 0;
+    const ListedRow row = {weights, &list, n, ceil_div(n, (int)WARP_SIZE) | 1};
+    return draw_from(row, keep_top_p<X>(row, floor, a.top_p), a.min_p, uniform);
 }
 
-/* ---- the draw ---- */
-
-/* f(id, weight) for the ids of this thread's column that have one; `equals` of the floor stand before the column.
- * Ends where f is true. */
-template <typename X, typename F>
-__device__ void each_weight(const Candidates<X> &c, const Floor &floor, int equals, float min_p, F f) {
-    int left = floor.ties - equals;
-    c.each([&](int id, float x) {
-        const uint32_t key = order_key(x);
-        if (key < floor.key || (key == floor.key && left-- <= 0)) return false;
-        const float weight = c.row.weight(x);
-        return weight > 0 && weight >= min_p && f(id, weight);
-    });
-}
-
-template <typename X> __device__ int draw(const Candidates<X> &c, const DrawArgs &a, double uniform) {
-    __shared__ int chosen;
-    const Floor floor = keep(c, a);
-    int equals = 0, n_equals;
-    c.each([&](int, float x) {
-        equals += order_key(x) == floor.key;
-        return false;
-    });
-    equals = block_exclusive(equals, &n_equals);
-    double own = 0, total;
-    each_weight(c, floor, equals, a.min_p, [&](int, float weight) {
-        own += weight;
-        return false;
-    });
-    const double before = block_exclusive(own, &total), point = uniform * total;
-    const int column = threadIdx.x;
-    int first = block_join(own > 0 && before + own > point ? column : DRAW_COLUMNS, Least());
-    if (first == DRAW_COLUMNS) first = block_join(own > 0 ? column : 0, Largest()); /* rounding */
-    if (column == first) {
-        double sum = before;
-        each_weight(c, floor, equals, a.min_p, [&](int id, float weight) {
-            chosen = id;
-            sum += weight;
-            return sum > point;
-        });
-    }
-    __syncthreads();
-    return chosen;
+template <typename X> __device__ int draw_of_all(const WholeRow<X> &row, const DrawArgs &a, double uniform) {
+    const bool cuts = a.top_k > 0 && a.top_k < a.V;
+    const Floor all = {0, a.V}, floor = cuts ? keep_top_k<X>(row, a.top_k) : all;
+    return draw_from(row, keep_top_p<X>(row, floor, a.top_p), a.min_p, uniform);
 }
 
 /* ---- the kernels ---- */
@@ -421,25 +561,30 @@ template <typename X> __global__ void __launch_bounds__(DRAW_COLUMNS) draw_kerne
     const int b = blockIdx.x;
     const Share share = share_of_block();
     wait_early();
+    const int position = a.positions[b];
+    const uint64_t rng = a.rng[b];
     const X *logits = (const X *)a.logits + (int64_t)b * a.Vp;
     const First own = first_pass<AT_ONCE>(logits, a.V, share, staged ? dynamic : NULL);
-    const uint32_t largest = block_join(own.key, Largest()); /* behind its barriers the row is staged */
-    const bool any_bad = __syncthreads_or(own.is_bad);
-    const int n_bad = any_bad ? block_join(count_bad<AT_ONCE>(logits, a.V, share), Sum()) : 0;
-    const Row<X> row = {staged ? reinterpret_cast<const X *>(dynamic) : logits, a.V, value_of_key(largest),
-                        fminf(LOG2E / a.temperature, FLT_MAX)};
+    const Extent all = extent_of_block(own); /* behind its barrier the row is staged */
+    const int n_bad = all.any_bad ? Block::join(count_bad<AT_ONCE>(logits, a.V, share), Sum()) : 0;
+    const Weights weights = {value_of_key(all.largest), fminf(LOG2E / a.temperature, FLT_MAX)};
     int token;
-    if (isfinite(row.largest)) {
-        const uint64_t state = a.rng[b] + 0x9e3779b97f4a7c15u; /* as random_uniform */
-        uint32_t *marks = reinterpret_cast<uint32_t *>(dynamic);
-        token = draw(candidates(row, list, marks, own.key, a.top_k), a,
-                     (double)(dropout_mix(state) >> 11) * 0x1p-53);
+    if (isfinite(weights.largest)) {
+        const uint64_t state = rng + 0x9e3779b97f4a7c15u; /* as random_uniform */
+        const double uniform = (double)(dropout_mix(state) >> 11) * 0x1p-53;
+        uint32_t bound = 0;
+        const int n = lists_candidates(a.top_k, a.V)
+                          ? make_list(list, (uint32_t *)dynamic, logits, a.V, own.key, all, a.top_k, &bound)
+                          : LIST + 1;
+        token = n > LIST ? draw_of_all<X>({weights, staged ? (const X *)dynamic : logits, a.V}, a, uniform)
+                         : draw_of_list<X>(list, n, bound, weights, a, uniform);
         if (threadIdx.x == 0) a.rng[b] = state;
     } else {
-        const int first = own.key == largest ? first_of_key<AT_ONCE>(logits, a.V, share, largest) : a.V;
-        token = block_join(first, Least());
+        const int first =
+            own.key == all.largest ? first_of_key<AT_ONCE>(logits, a.V, share, all.largest) : a.V;
+        token = Block::join(first, Least());
     }
-    if (threadIdx.x == 0) write_token(a, b, a.positions[b] + 1, token, n_bad);
+    if (threadIdx.x == 0) write_token(a, b, position + 1, token, n_bad);
 }
 
 /* Of the largest alone: its key, the lowest id that has it, and how many are not finite. */
@@ -547,7 +692,7 @@ __global__ void __launch_bounds__(MAX_WORDS) words_kernel(DrawArgs a, LargestArg
         prefetch_to_l2(of.wte + (int64_t)token * of.C + threadIdx.x * 64); /* a line of 128 bytes */
     wait_for_last();
     const bf16 *logits = (const bf16 *)a.logits;
-    const int n_bad = any_bad ? block_join(count_bad<AT_ONCE>(logits, a.V, share_of_block()), Sum()) : 0;
+    const int n_bad = any_bad ? Block::join(count_bad<AT_ONCE>(logits, a.V, share_of_block()), Sum()) : 0;
     if (threadIdx.x == 0) write_token(a, 0, position, token, n_bad);
 }
 void draw_largest(const DrawArgs *args, const LargestArgs *largest) {

@@ -187,13 +187,16 @@ __device__ Floor kth_largest(const uint32_t *keys, int n, int k, uint32_t low, u
         int *of_round = counts[shift / BITS % 2];
         if (warp < TRIED) {
             const uint32_t tried = key | (uint32_t)warp << shift;
-            int own = 0;
+            int n_of[4] = {};
 #pragma unroll 2
             for (int i = 4 * lane; i < n; i += KEYS_AT_ONCE) {
                 const uint4 four = *reinterpret_cast<const uint4 *>(keys + i);
-                own += (four.x >= tried) + (four.y >= tried) + (four.z >= tried) + (four.w >= tried);
+                n_of[0] += four.x >= tried;
+                n_of[1] += four.y >= tried;
+                n_of[2] += four.z >= tried;
+                n_of[3] += four.w >= tried;
             }
-            own = __reduce_add_sync(0xffffffffu, own);
+            const int own = __reduce_add_sync(0xffffffffu, n_of[0] + n_of[1] + n_of[2] + n_of[3]);
             if (lane == 0) of_round[warp] = own;
         }
         __syncthreads();

@@ -55,12 +55,13 @@ def parse(line):
     for name, value in row.items():
         if value is not None and not (isinstance(value, str) if name in TEXTS else _is(value, int, float)):
             raise ValueError
-    return None if "evaluated" in row else (kind, row)  # --eval-only, perhaps of other data: no point of the run's curve
+    return None if kind == "val_loss" and "evaluated" in row else (kind, row)  # perhaps of other data: no point of the run's curve
 
 
 def is_torn(line):
-    """What a kill or a full disk left of a line, which the trainer may have ended to go on behind it."""
-    return line.startswith("{") and not line.endswith("}\n")
+    """What a kill or a full disk left of a line, which the trainer may have ended to go on behind it; of one that is no JSON."""
+    begin = line.rstrip("\n")
+    return any(begin.startswith(head) or head.startswith(begin) for head in ('{"run":', '{"step":'))
 
 
 def command_of(header):
@@ -96,8 +97,8 @@ class Log:
         """add() of a line of the file. Half a line is passed over; one that is none of a log ends the program."""
         try:
             return self.add(line)
-        except ValueError:
-            if not is_torn(line):
+        except ValueError as error:
+            if not isinstance(error, json.JSONDecodeError) or not is_torn(line):
                 fail(f"{self.path}:{number}: expected a line of a log.jsonl, found {line[:40].strip()!r}")
         return None
 

@@ -127,7 +127,9 @@ static bool publish(const Save *s, const char *temporary, Error *err) {
         return false;
     }
     if (!file_sync(folder, s->out, err)) return false;
-    if (!goes) print_note("%s/%s was not whole: what it had is kept as %s", s->out, name, aside);
+    if (!goes)
+        print_note("%s/%s was not a whole checkpoint of that step: what it had is kept as %s", s->out, name,
+                   aside);
     if (replaces && goes) checkpoint_remove(folder, s->out, aside);
     return true;
 }

@@ -131,7 +131,8 @@ typedef struct Device {
 
     /* ---- graphs ---- */
     /* Between capture_begin and capture_end the main stream's work is captured, not run; graph_launch runs what was captured, with the
-     * same buffers and numbers. Only ops of sizes that ran before or that ready nothing, no memory calls, no uploads or downloads.
+     * same buffers and numbers. Only ops of sizes that ran before, or that at their first
+     * call allocate and time nothing; no memory calls, no uploads or downloads.
      * capture_begin is false, capture_end NULL where the device cannot. */
     bool (*capture_begin)(void);
     Graph *(*capture_end)(void);

@@ -253,16 +253,27 @@ static bool create(OutFile *file, const char *path, Error *err) {
     return outfile_open(file, path, err);
 }
 
-/* KEPT: a whole line, an object of strict JSON, that is a header or belongs to a step up to last_step. DROPPED: of a later step, or torn by
- * a kill. FOREIGN: no log's. */
+/* Whether a text of n bytes begins as write_header begins a line, or as all others do; of a short one, as far as it goes. */
+static bool begins_as_line(const char *text, size_t n) {
+    static const char *const heads[] = {"{\"run\":", "{\"step\":"};
+    bool begins = false;
+    for (int i = 0; i < 2; i++) {
+        const size_t length = strlen(heads[i]);
+        begins = begins || strncmp(text, heads[i], n < length ? n : length) == 0;
+    }
+    return begins;
+}
+
+/* KEPT: a whole line, an object of strict JSON, that is a header or belongs to a step up to last_step. DROPPED: of a later step, or
+ * torn by a kill. FOREIGN: no log's. */
 typedef enum { KEPT, DROPPED, FOREIGN } LineKind;
 static LineKind kind_of(const char *line, size_t length, int64_t last_step) {
-    const bool is_torn = length == 0 || line[length - 1] != '\n';
-    if (is_torn) return length == 0 || line[0] == '{' ? DROPPED : FOREIGN;
+    const bool is_ended = length > 0 && line[length - 1] == '\n';
     Error unused = {0};
-    Json *json = json_parse(line, length, "log line", &unused);
+    Json *json = is_ended ? json_parse(line, length, "log line", &unused) : NULL;
+    if (!json) return begins_as_line(line, length - is_ended) ? DROPPED : FOREIGN;
     int64_t step = 0;
-    const bool is_object = json && json_root(json)->type == JSON_OBJECT;
+    const bool is_object = json_root(json)->type == JSON_OBJECT;
     const JsonValue *value = is_object ? json_get(json_root(json), "step") : NULL;
     const bool keep = !value || (json_int64(value, &step) && step <= last_step);
     const LineKind kind = !is_object ? FOREIGN : keep ? KEPT : DROPPED;
@@ -293,13 +304,12 @@ static bool copy_kept_lines(const char *from, const char *to, int64_t last_step,
     return good;
 }
 
-/* Begins as write_header begins one, or as a line of an evaluation does; or has nothing in it yet. */
+/* Begins with a line of one, or has nothing in it yet. */
 static bool is_log(const char *path) {
-    static const char header[] = "{\"run\":", line[] = "{\"step\":";
-    char found[sizeof line] = "";
+    char begin[16];
     FILE *file = fopen(path, "r");
-    const size_t n = file ? fread(found, 1, sizeof line - 1, file) : 0;
-    const bool is = file && (!n || !strncmp(found, header, sizeof header - 1) || !strcmp(found, line));
+    const size_t n = file ? fread(begin, 1, sizeof begin, file) : 0;
+    const bool is = file && begins_as_line(begin, n);
     if (file) fclose(file);
     return is;
 }

@@ -165,7 +165,7 @@ run $training --steps 13 --resume --out "$out"
 check "the newest is damaged: exit code $status" [ "$status" -eq 0 ]
 check "the newest is damaged: one warning" [ "$(cat "$work/err" | wc -l)" -eq 1 ]
 check "the newest is damaged: which, and why" grep -qE '^warning: checkpoint skipped: .*/step_00000012/model.safetensors: tensor .*: damaged' "$work/err"
-check "the newest is damaged: it stays, and a note says where" eval '[ -s "$out/step_00000012.damaged.1/model.safetensors" ] && grep -qE "^note: .*/step_00000012 was not whole: what it had is kept as step_00000012.damaged.1$" "$work/out"'
+check "the newest is damaged: it stays, and a note says where" eval '[ -s "$out/step_00000012.damaged.1/model.safetensors" ] && grep -qE "^note: .*/step_00000012 was not a whole checkpoint of that step: what it had is kept as step_00000012.damaged.1$" "$work/out"'
 run --model "$out/step_00000012" --prompt a --sample-tokens 1
 check "the newest is damaged: another in its place, that is whole: exit code $status" [ "$status" -eq 0 ]
 fresh
@@ -203,7 +203,7 @@ refuses "all are damaged, a model" '^error: --model: .*found 3 that cannot be us
 refuses "a damaged model" '^error: --model: .*/step_00000012/model.safetensors: tensor .*; hint: without its trainer_state.json --model .*/step_00000012 loads' --model "$out/step_00000012" --prompt a
 rm "$out/step_00000012/trainer_state.json"
 run --model "$out/step_00000012" --prompt a --sample-tokens 4
-check "a damaged model: with its own it is resumed, exit code $status" [ "$status" -eq 0 ]
+check "a damaged model: the hint helps, exit code $status" [ "$status" -eq 0 ]
 mkdir -p "$work/foreign/step_00000005/mine"
 refuses "a folder with a checkpoint's name" '^error: --out .*/foreign: holds step_00000005, named as a run.s checkpoint, but cannot open .*/trainer_state.json: .*; hint: move it away, or another --out$' $training --steps 2 --out "$work/foreign"
 refuses "a folder with a checkpoint's name, resumed" '^error: --resume: .*found 1 that cannot be used, the newest: cannot open .*/step_00000005/trainer_state.json: .*; hint: another --out' $training --steps 2 --resume --out "$work/foreign"
@@ -213,8 +213,10 @@ check "a folder whose name only begins as a checkpoint's: exit code $status" [ "
 check "a folder whose name only begins as a checkpoint's: it stays" [ -d "$work/foreign/step_of_mine/mine" ]
 run $training --steps 2 --out "$work/renamed"
 mv "$work/renamed/step_00000002" "$work/renamed/step_00000003"
-refuses "a checkpoint by another's name" '^error: --resume: .*found 1 that cannot be used, the newest: .*/step_00000003: its trainer_state.json is of step_00000002; hint: another --out' $training --steps 4 --resume --out "$work/renamed"
-refuses "a new run beside a checkpoint by another's name" '^error: --out .*/renamed: holds step_00000003, .*: its trainer_state.json is of step_00000002; hint: move it away' $training --steps 4 --out "$work/renamed"
+refuses "a checkpoint by another's name" '^error: --resume: .*found 1 that cannot be used, the newest: .*/step_00000003: is step_00000002 by its trainer_state.json; hint: rename it; hint: another --out' $training --steps 4 --resume --out "$work/renamed"
+refuses "a new run beside a checkpoint by another's name" '^error: --out .*/renamed: holds step_00000003, .*: is step_00000002 by its trainer_state.json; hint: rename it; hint: move it away' $training --steps 4 --out "$work/renamed"
+run --model "$work/renamed" --prompt a --sample-tokens 4
+check "a checkpoint by another's name: sampled from, exit code $status" [ "$status" -eq 0 ]
 mv "$work/renamed/step_00000003" "$work/renamed/step_00000002"
 run $training --steps 4 --resume --out "$work/renamed"
 check "a checkpoint by another's name: with its own it is resumed, exit code $status" [ "$status" -eq 0 ]

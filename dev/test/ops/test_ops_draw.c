@@ -220,10 +220,10 @@ static void test_not_finite(const Ops *ops) {
 /* ---- the CPU's tokens ---- */
 
 /* Numbers between -4 and 4, as stored; peaked: a few far above the others, as a trained model has them; zeros: the largest
- * are some of either sign, of which 0 is above -0; bad: some are not finite. Padding, which is behind V, is what would
- * always be drawn. */
+ * are some of either sign, of which 0 is above -0; bad: some are not finite. Of the first two all bits of fp32 differ.
+ * Padding, which is behind V, is what would always be drawn. */
 typedef enum Form { EVEN, PEAKED, ZEROS, BAD } Form;
-static float *random_logits(int B, int V, int Vp, Form form) {
+static float *random_logits(DType dtype, int B, int V, int Vp, Form form) {
     const int64_t n = (int64_t)B * Vp;
     float *z = op_normal_bf16(n, 3);
     for (int64_t i = 0; i < n; i++) {
@@ -231,6 +231,7 @@ static float *random_logits(int B, int V, int Vp, Form form) {
         if (form == PEAKED && mixed % 1000 == 0) z[i] = round_bf16(z[i] + 8);
         if (form == ZEROS) z[i] = mixed % 200 ? -fabsf(z[i]) : mixed / 200 % 2 ? 0.0f : -0.0f;
         if (form == BAD && mixed % 500 == 0) z[i] = mixed / 500 % 2 ? NAN : -INFINITY;
+        if (dtype == DTYPE_F32 && form <= PEAKED) z[i] *= 1 + (float)(mixed >> 44) * 0x1p-28f;
         if (i % Vp >= V) z[i] = INFINITY;
     }
     return z;
@@ -240,7 +241,7 @@ enum { MAX_B = 140 };
 static void same_tokens(const Ops *ops, int B, int V, int Vp, How how, Form form) {
     int32_t got[2][6 * MAX_B];
     uint64_t rng[2][MAX_B];
-    float *z = random_logits(B, V, Vp, form);
+    float *z = random_logits(ops->dtype, B, V, Vp, form);
     const Ops *both[2] = {&ops_cpu, ops};
     for (int k = 0; k < 2; k++) {
         Draw d;

@@ -52,13 +52,14 @@ class Read(Logs):
         self.assertEqual([log.samples[0]["sample"], log.saves[0]["checkpoint"], log.failed_saves[0]["save_failed"]], ["a\u2028b", "step_1", "why"])
         self.assertEqual((log.scores[0]["acc_norm"], log.median("lr"), log.median("none")), (0.3, 0.1, None))
         self.assertEqual(len(run_log.read_log(self.folder).steps), 2, "a run's folder")
-        torn = run_log.read_log(self.log(header(), step(1), end='{"step": 2, "lo\n{"step": 2, "val_loss": 3}\n'))
+        torn = run_log.read_log(self.log(header(), step(1), end='{"step": 2, "sample": "{}\n{"st\n{"step": 2, "val_loss": 3}\n'))
         self.assertEqual((len(torn.steps), torn.points("vals", "val_loss")), (1, [(2, 3)]), "half a line that the trainer has ended")
         self.assertEqual(len(run_log.read_log(self.file("log.jsonl", b'{"step": 1, "loss": 2.5}\n{"step": 1, "sample": "\xc3')).steps), 1, "half a letter")
 
     def test_an_evaluation_is_no_point_of_the_curve(self):
         line = '{"step": 2, "val_loss": 9.5, "evaluated": "other.txt"}'
         self.assertIsNone(run_log.parse(line))
+        self.assertEqual(run_log.parse(line.replace("val_loss", "acc_norm"))[0], "acc_norm", "a score is, as its items are the same")
         with self.assertRaises(ValueError):
             run_log.parse(line.replace('"other.txt"', "7"))
 

@@ -4,7 +4,7 @@
  * or a block, where the kernel before has found it but for 1,024 candidates (draw_tokens.cuh).
  *
  * The floor of top-k and top-p is found bit by bit (draw_tokens.c has the same steps): a pass counts, or adds, what is at
- * least as large. bf16 needs 16 passes, a list four of four bits. */
+ * least as large. Of bf16 there are at most 16 passes, of fp32 32; a list has a quarter of them. */
 #include <math_constants.h>
 #include "llmc/cuda/cuda_ops.cuh"
 #include "llmc/cuda/decode/steps.cuh"
@@ -171,8 +171,8 @@ template <typename X, typename R> __device__ Floor keep_top_k(const R &row, int 
     return floor;
 }
 
-/* The same of n keys in shared memory, n a multiple of KEYS_AT_ONCE: it is not below `low`, and none is above `high`. A round
- * settles four bits: of 16 keys a warp each counts what is not below it. */
+/* The same of n keys in shared memory, n a multiple of KEYS_AT_ONCE. The k-th is not below `low`, though others may be, and none is above
+ * `high`. A round settles four bits: of 16 keys a warp each counts what is not below it. Between two calls is a barrier. */
 enum { KEYS_AT_ONCE = 4 * WARP_SIZE };
 template <typename X>
 __device__ Floor kth_largest(const uint32_t *keys, int n, int k, uint32_t low, uint32_t high) {
@@ -251,7 +251,7 @@ __device__ int draw_from(const R &row, const Floor &floor, float min_p, double u
     typedef typename R::Group Group;
     __shared__ int chosen;
     int equals = 0, n_equals;
-    if (floor.key) { /* else all NaN, which are not drawn */
+    if (floor.key) { /* 0 is NaN's */
         for (int i = row.first(); i < row.end(); i += R::STEP) equals += order_key(row.value(i)) == floor.key;
         equals = Group::exclusive(equals, &n_equals);
     }

@@ -55,12 +55,12 @@ def parse(line):
     for name, value in row.items():
         if value is not None and not (isinstance(value, str) if name in TEXTS else _is(value, int, float)):
             raise ValueError
-    return None if kind == "val_loss" and "evaluated" in row else (kind, row)  # perhaps of other data: no point of the run's curve
+    return None if "evaluated" in row else (kind, row)  # --eval-only, perhaps of other data or another model: no point of the run's curve
 
 
 def is_torn(line):
     """What a kill or a full disk left of a line, which the trainer may have ended to go on behind it; of one that is no JSON."""
-    begin = line.rstrip("\n")
+    begin = line.rstrip("\n\0")  # a file system may end a file that a power cut left in zeros
     return any(begin.startswith(head) or head.startswith(begin) for head in ('{"run":', '{"step":'))
 
 
@@ -97,10 +97,14 @@ class Log:
         """add() of a line of the file. Half a line is passed over; one that is none of a log ends the program."""
         try:
             return self.add(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if not isinstance(error, json.JSONDecodeError) or not is_torn(line):
                 fail(f"{self.path}:{number}: expected a line of a log.jsonl, found {line[:40].strip()!r}")
         return None
+
+    def must_have_steps(self):
+        if not self.steps and not self.vals:
+            fail(f"{self.path}: no step in it" + ("; hint: the run has only begun" if self.headers else ""))
 
     def _add_step(self, row):
         before = self._last_steps[-1] if self._last_steps else 0
@@ -169,8 +173,7 @@ def read_log(path, name=None):
     log = Log(path, name)
     for number, line in enumerate(lines, 1):
         log.take(line, number)
-    if not log.steps and not log.vals:
-        fail(f"{path}: no step in it" + ("; hint: the run has only begun" if log.headers else ""))
+    log.must_have_steps()
     return log
 
 

@@ -254,7 +254,10 @@ def main():
     args = parser.parse_intermixed_args()
     library()
     for name, path in named(args.runs):
-        Source(name, path).read()  # a damaged log is refused before anything is written
+        source = Source(name, path)
+        source.read()  # a damaged log is refused before anything is written
+        if not args.follow:
+            source.log.must_have_steps()
     sources = [Source(name, path, args.out) for name, path in named(args.runs)]
     try:
         for source in sources:

@@ -62,21 +62,14 @@ bool checkpoint_entries(const char *out, CheckpointEntry **entries, int *n, Erro
 }
 
 /* ---- whole or not ---- */
+/* Of a run's own checkpoint. One that was renamed is none: names tell which is the newest, and what --keep removes. */
 static bool read_manifest(Manifest *manifest, const char *out, const char *name, Error *err) {
-    char path[PATH_MAX];
-    return path_join(path, out, name, err) && manifest_read(manifest, path, err);
-}
-
-/* The same of a run's own. One that was renamed is none: a run goes on from the step in the name, and removes by it. */
-static bool read_own_manifest(Manifest *manifest, const char *out, const char *name, Error *err) {
-    char own_name[CHECKPOINT_NAME];
-    if (!read_manifest(manifest, out, name, err)) return false;
+    char path[PATH_MAX], own_name[CHECKPOINT_NAME];
+    if (!path_join(path, out, name, err) || !manifest_read(manifest, path, err)) return false;
     if (manifest->state.step == step_of(name, *name == '.')) return true;
     checkpoint_name(own_name, "", manifest->state.step);
-    fail(err, EXIT_INPUT, "%s: is %s by its trainer_state.json; hint: rename it", manifest->directory,
-         own_name);
     manifest_free(manifest);
-    return false;
+    return fail(err, EXIT_INPUT, "%s: is %s by its trainer_state.json; hint: rename it", path, own_name);
 }
 
 static bool fail_model_only(const Manifest *manifest, Error *err) {
@@ -86,9 +79,7 @@ static bool fail_model_only(const Manifest *manifest, Error *err) {
 
 bool checkpoint_is_whole(const char *out, const char *name, bool with_optimizer, Error *err) {
     Manifest manifest;
-    if (with_optimizer ? !read_own_manifest(&manifest, out, name, err)
-                       : !read_manifest(&manifest, out, name, err))
-        return false;
+    if (!read_manifest(&manifest, out, name, err)) return false;
     bool ok = manifest.model_only && with_optimizer ? fail_model_only(&manifest, err)
                                                     : manifest_verify(&manifest, with_optimizer, err);
     manifest_free(&manifest);
@@ -98,7 +89,7 @@ bool checkpoint_is_whole(const char *out, const char *name, bool with_optimizer,
 bool checkpoint_is_undamaged(const char *out, const char *name) {
     Manifest manifest;
     Error damage;
-    if (!read_own_manifest(&manifest, out, name, &damage)) return false;
+    if (!read_manifest(&manifest, out, name, &damage)) return false;
     const bool ok = manifest_verify(&manifest, !manifest.model_only, &damage);
     manifest_free(&manifest);
     return ok;
@@ -106,7 +97,7 @@ bool checkpoint_is_undamaged(const char *out, const char *name) {
 
 bool checkpoint_looks_resumable(const char *out, const char *name, Error *err) {
     Manifest manifest;
-    if (!read_own_manifest(&manifest, out, name, err)) return false;
+    if (!read_manifest(&manifest, out, name, err)) return false;
     bool ok = !manifest.model_only || fail_model_only(&manifest, err);
     ok = ok && (manifest_sizes_match(&manifest) ||
                 fail(err, EXIT_INPUT, "%s: a file of it is missing or cut short", manifest.directory));
@@ -129,7 +120,7 @@ static bool is_validated_on(const Manifest *manifest, const char *validation) {
 static bool looks_whole(const char *out, CheckpointEntry *entry, const char *validation) {
     Manifest manifest;
     Error ignored;
-    if (!read_own_manifest(&manifest, out, entry->name, &ignored)) return false;
+    if (!read_manifest(&manifest, out, entry->name, &ignored)) return false;
     const bool whole = manifest_sizes_match(&manifest);
     const bool counts = !validation || is_validated_on(&manifest, validation);
     entry->val_loss = counts ? manifest.state.val_loss : NAN;

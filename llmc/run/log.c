@@ -264,18 +264,23 @@ static bool begins_as_line(const char *text, size_t n) {
     return begins;
 }
 
-/* KEPT: a whole line, an object of strict JSON, that is a header or belongs to a step up to last_step. DROPPED: of a later step, or
- * torn by a kill. FOREIGN: no log's. */
+/* KEPT: a whole line, an object of strict JSON, that is a header, an evaluation's, or belongs to a step up to last_step. DROPPED: of a
+ * later step, or torn by a kill. FOREIGN: no log's. */
 typedef enum { KEPT, DROPPED, FOREIGN } LineKind;
 static LineKind kind_of(const char *line, size_t length, int64_t last_step) {
     const bool is_ended = length > 0 && line[length - 1] == '\n';
     Error unused = {0};
     Json *json = is_ended ? json_parse(line, length, "log line", &unused) : NULL;
-    if (!json) return begins_as_line(line, length - is_ended) ? DROPPED : FOREIGN;
+    if (!json) { /* a file system may end a file that a power cut left in zeros */
+        length -= is_ended;
+        while (length > 0 && line[length - 1] == 0) length--;
+        return begins_as_line(line, length) ? DROPPED : FOREIGN;
+    }
     int64_t step = 0;
     const bool is_object = json_root(json)->type == JSON_OBJECT;
     const JsonValue *value = is_object ? json_get(json_root(json), "step") : NULL;
-    const bool keep = !value || (json_int64(value, &step) && step <= last_step);
+    const bool is_of_run = is_object && json_is_absent(json_get(json_root(json), "evaluated"));
+    const bool keep = !value || !is_of_run || (json_int64(value, &step) && step <= last_step);
     const LineKind kind = !is_object ? FOREIGN : keep ? KEPT : DROPPED;
     json_free(json);
     return kind;

@@ -10,7 +10,7 @@
  *   {"step": 1000, "checkpoint": "step_00001000", "seconds": ...}   once it is on the disk, which may be some steps later
  *   {"step": 1000, "save_failed": "why"}
  * NaN, inf and what was not measured are null. A line is written whole as soon as it is known. A resumed run first drops
- * the lines past the step that it resumes from, so no step stands there twice. */
+ * the lines past the step that it resumes from, so no step stands there twice; those of evaluations stay. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

@@ -215,8 +215,9 @@ run $training --steps 2 --out "$work/renamed"
 mv "$work/renamed/step_00000002" "$work/renamed/step_00000003"
 refuses "a checkpoint by another's name" '^error: --resume: .*found 1 that cannot be used, the newest: .*/step_00000003: is step_00000002 by its trainer_state.json; hint: rename it; hint: another --out' $training --steps 4 --resume --out "$work/renamed"
 refuses "a new run beside a checkpoint by another's name" '^error: --out .*/renamed: holds step_00000003, .*: is step_00000002 by its trainer_state.json; hint: rename it; hint: move it away' $training --steps 4 --out "$work/renamed"
-run --model "$work/renamed" --prompt a --sample-tokens 4
-check "a checkpoint by another's name: sampled from, exit code $status" [ "$status" -eq 0 ]
+refuses "a model by another's name" '^error: --model: .*/step_00000003: is step_00000002 by its trainer_state.json; hint: rename it$' --model "$work/renamed" --prompt a
+run --model "$work/renamed/step_00000003" --prompt a --sample-tokens 4
+check "a checkpoint by another's name: itself it can be sampled from, exit code $status" [ "$status" -eq 0 ]
 mv "$work/renamed/step_00000003" "$work/renamed/step_00000002"
 run $training --steps 4 --resume --out "$work/renamed"
 check "a checkpoint by another's name: with its own it is resumed, exit code $status" [ "$status" -eq 0 ]

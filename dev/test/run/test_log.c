@@ -140,7 +140,9 @@ static void test_resume(void) {
     snprintf(path, sizeof path, "%s/log.jsonl", folder);
     FILE *file = fopen(path, "a");
     fputs("{\"step\": 3, \"sample\": \"{}\n{\"st\n", file); /* two that an evaluation has ended */
+    fputs("{\"step\": 540, \"val_loss\": 2, \"evaluated\": \"x.txt\"}\n", file);
     fputs("{\"step\": 3, \"lo", file);
+    fwrite("\0\0\0", 1, 3, file);
     fclose(file);
     CHECK(log_open(&run, folder, 4, &h, &err), "%s", err.text);
     write_steps(&run, 5, 9);
@@ -151,6 +153,8 @@ static void test_resume(void) {
               (int)step);
     }
     CHECK(headers == 2, "one header a run: %d", headers);
+    CHECK(count_lines("log.jsonl", 540, "evaluated", &headers) == 1,
+          "an evaluation, perhaps of another model, stays");
     CHECK(!exists("log.jsonl.tmp") && !exists("log.1.jsonl"),
           "no temporary file stays, and no copy of a log some of whose lines a kill tore");
     CHECK(log_open(&run, folder, 9, &h, &err), "resumed at the end: %s", err.text);

@@ -55,16 +55,17 @@ class Read(Logs):
         torn = run_log.read_log(self.log(header(), step(1), end='{"step": 2, "sample": "{}\n{"st\n{"step": 2, "val_loss": 3}\n'))
         self.assertEqual((len(torn.steps), torn.points("vals", "val_loss")), (1, [(2, 3)]), "half a line that the trainer has ended")
         self.assertEqual(len(run_log.read_log(self.file("log.jsonl", b'{"step": 1, "loss": 2.5}\n{"step": 1, "sample": "\xc3')).steps), 1, "half a letter")
+        self.assertEqual(len(run_log.read_log(self.file("log.jsonl", b'{"step": 1, "loss": 2.5}\n' + bytes(64))).steps), 1, "zeros")
 
     def test_an_evaluation_is_no_point_of_the_curve(self):
         line = '{"step": 2, "val_loss": 9.5, "evaluated": "other.txt"}'
         self.assertIsNone(run_log.parse(line))
-        self.assertEqual(run_log.parse(line.replace("val_loss", "acc_norm"))[0], "acc_norm", "a score is, as its items are the same")
+        self.assertIsNone(run_log.parse(line.replace("val_loss", "acc_norm")))
         with self.assertRaises(ValueError):
             run_log.parse(line.replace('"other.txt"', "7"))
 
     def test_what_is_no_log(self):
-        for line in ("[1]", "{1}", '{"loss": 1}', '{"step": -1, "loss": 1}', '{"step": "a", "loss": 1}', '{"step": 1, "loss": "x"}',
+        for line in ("[1]", "{1}", "[" * 100000, '{"loss": 1}', '{"step": -1, "loss": 1}', '{"step": "a", "loss": 1}', '{"step": 1, "loss": "x"}',
                      '{"step": true, "loss": 1}', '{"run": 1}', '{"run": {"first_step": "1"}}', '{"step": 1, "loss": 1, "lr": []}', "x"):
             self.file("log.jsonl", '{"step": 1, "loss": 2.5}\n' + line + "\n")
             self.refused("log.jsonl:2: expected a line of a log.jsonl, found ", 2, run_log.read_log, self.path("log.jsonl"))
@@ -322,6 +323,7 @@ class TensorBoard(Logs):
         self.assertEqual(self.convert(self.log(step(1), name="x/log.jsonl", end="[]\n"))[2:],
                          (f"error: {self.path('x', 'log.jsonl')}:2: expected a line of a log.jsonl, found '[]'\n", 2))
         self.assertRegex(self.convert(self.path("none"))[2], "none: No such file")
+        self.assertRegex(self.convert(self.log(header(), name="y/log.jsonl"))[2], "no step in it; hint: the run has only begun")
 
     def test_a_damaged_log_writes_nothing(self):
         good, bad = self.log(step(1), name="good/log.jsonl"), self.log(step(1), name="bad/log.jsonl", end="[]\n")

@@ -1,7 +1,6 @@
 /* The next token of each sequence, drawn on the device: a block a sequence, a thread a column of ids (ops.h,
  * DRAW_COLUMNS). Of top-k's few candidates there is a list, of which a warp draws; else the logits are read some twenty times,
- * and lie in shared memory where they fit. Where the largest logit is all that is asked for, a cluster of blocks has a sequence;
- * or a block, where the kernel before has found it but for 1,024 candidates (draw_tokens.cuh).
+ * and lie in shared memory where they fit. The largest alone is draw_largest.cu's.
  *
  * The floor of top-k and top-p is found bit by bit (draw_tokens.c has the same steps): a pass counts, or adds, what is at
  * least as large. Of bf16 there are at most 16 passes, of fp32 32; a list has a quarter of them. */
@@ -9,75 +8,7 @@
 #include "llmc/cuda/cuda_ops.cuh"
 #include "llmc/cuda/decode/steps.cuh"
 #include "llmc/cuda/device/early.cuh"
-#include "llmc/cuda/ptx/sm80.cuh"
-#include "draw_tokens.cuh"
-
-/* ---- over the block, or a warp of it ---- */
-
-enum { WARPS = DRAW_COLUMNS / WARP_SIZE };
-static_assert((int)WARPS == (int)WARP_SIZE, "the second step of a reduction is one warp's");
-
-struct Sum {
-    template <typename A> __device__ A operator()(A a, A b) const { return a + b; }
-};
-struct Largest {
-    template <typename A> __device__ A operator()(A a, A b) const { return a > b ? a : b; }
-};
-struct Least {
-    template <typename A> __device__ A operator()(A a, A b) const { return a < b ? a : b; }
-};
-
-/* join: in a fixed order; every thread gets the result. exclusive: the sum of the threads before this one; *total that of
- * all. */
-struct OneWarp {
-    enum { THREADS = WARP_SIZE };
-    static __device__ int index() { return threadIdx.x % WARP_SIZE; }
-    static __device__ void sync() { __syncwarp(); }
-    template <typename A, typename F> static __device__ A join(A x, F join) {
-#pragma unroll
-        for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2)
-            x = join(x, (A)__shfl_xor_sync(0xffffffffu, x, offset));
-        return x;
-    }
-    template <typename A> static __device__ A inclusive(A x) {
-#pragma unroll
-        for (int offset = 1; offset < WARP_SIZE; offset *= 2) {
-            const A left = __shfl_up_sync(0xffffffffu, x, offset);
-            if (index() >= offset) x += left;
-        }
-        return x;
-    }
-    template <typename A> static __device__ A exclusive(A own, A *total) {
-        const A sum = inclusive(own), left = __shfl_up_sync(0xffffffffu, sum, 1);
-        *total = __shfl_sync(0xffffffffu, sum, WARP_SIZE - 1);
-        return index() == 0 ? A(0) : left;
-    }
-};
-struct Block {
-    enum { THREADS = DRAW_COLUMNS };
-    static __device__ int index() { return threadIdx.x; }
-    static __device__ void sync() { __syncthreads(); }
-    template <typename A, typename F> static __device__ A join(A x, F join) {
-        __shared__ A partial[WARPS];
-        x = OneWarp::join(x, join);
-        if (threadIdx.x % WARP_SIZE == 0) partial[threadIdx.x / WARP_SIZE] = x;
-        __syncthreads();
-        x = OneWarp::join(partial[threadIdx.x % WARP_SIZE], join);
-        __syncthreads();
-        return x;
-    }
-    template <typename A> static __device__ A exclusive(A own, A *total) {
-        __shared__ A ends[WARPS];
-        const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-        A of_warp;
-        const A before = OneWarp::exclusive(own, &of_warp);
-        if (lane == 0) ends[warp] = of_warp;
-        __syncthreads();
-        const A warps = OneWarp::exclusive(ends[lane], total);
-        __syncthreads();
-        return __shfl_sync(0xffffffffu, warps, warp) + before;
-    }
-};
+#include "draw_row.cuh"
 
 /* ---- what may be drawn ---- */
 
@@ -127,10 +58,10 @@ struct ListedRow {
 
 /* ---- what stays ---- */
 
-template <typename R> __device__ int count_from(const R &row, uint32_t key) {
+template <typename X> __device__ int count_from(const WholeRow<X> &row, uint32_t key) {
     int n = 0;
-    for (int i = row.first(); i < row.end(); i += R::STEP) n += order_key(row.value(i)) >= key;
-    return R::Group::join(n, Sum());
+    for (int i = row.first(); i < row.end(); i += row.STEP) n += order_key(row.value(i)) >= key;
+    return Block::join(n, Sum());
 }
 template <typename R> __device__ double weight_from(const R &row, uint32_t key) {
     double sum = 0;
@@ -151,19 +82,18 @@ struct Floor {
 template <typename X> __device__ __forceinline__ uint32_t whole_key(uint32_t key) {
     return sizeof(X) == 2 && !(key >> 31) ? key | 0xffffu : key;
 }
-template <typename X> struct KeyBits { static constexpr int LEAST = sizeof(X) == 2 ? 16 : 0; };
+template <typename X> constexpr int LEAST_BIT = sizeof(X) == 2 ? 16 : 0;
 
 /* The largest key of which `enough` is true, as it is of all below; not below `low`. */
 template <typename X, typename F> __device__ uint32_t floor_of(uint32_t low, uint32_t high, F enough) {
     const uint32_t open = low == high ? 0 : 0xffffffffu >> __clz(low ^ high); /* bits that are not known */
     uint32_t key = low & ~open;
-    for (uint32_t bit = open ^ open >> 1; bit >= 1u << KeyBits<X>::LEAST; bit >>= 1)
+    for (uint32_t bit = open ^ open >> 1; bit >= 1u << LEAST_BIT<X>; bit >>= 1)
         if (enough(key | bit)) key |= bit;
     return whole_key<X>(key);
 }
 
-/* X: the storage type of what the row's values come from. */
-template <typename X, typename R> __device__ Floor keep_top_k(const R &row, int k) {
+template <typename X> __device__ Floor keep_top_k(const WholeRow<X> &row, int k) {
     Floor floor;
     floor.key = floor_of<X>(0, order_key(row.weights.largest),
                             [&](uint32_t key) { return count_from(row, key) >= k; });
@@ -179,11 +109,11 @@ __device__ Floor kth_largest(const uint32_t *keys, int n, int k, uint32_t low, u
     enum { BITS = 4, TRIED = 1 << BITS };
     __shared__ int counts[2][TRIED];
     const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
-    const int top = low == high ? KeyBits<X>::LEAST : (31 - __clz(low ^ high)) / BITS * BITS;
+    const int top = low == high ? LEAST_BIT<X> : (31 - __clz(low ^ high)) / BITS * BITS;
     uint32_t key = (low >> top & ~(TRIED - 1u)) << top;
     int above = 0;
 #pragma unroll 1
-    for (int shift = top; shift >= KeyBits<X>::LEAST; shift -= BITS) {
+    for (int shift = top; shift >= LEAST_BIT<X>; shift -= BITS) {
         int *of_round = counts[shift / BITS % 2];
         if (warp < TRIED) {
             const uint32_t tried = key | (uint32_t)warp << shift;
@@ -214,7 +144,7 @@ __device__ int ties_for(double missing, double each, int most) {
     return n > 1 ? (n < most ? (int)n : most) : 1;
 }
 
-/* Of what top-k left. */
+/* Of what top-k left. X: the storage type of what the row's values come from. */
 template <typename X, typename R> __device__ Floor keep_top_p(const R &row, Floor floor, float p) {
     if (!(p < 1)) return floor;
     const double above = weight_from(row, floor.key + 1);
@@ -274,144 +204,6 @@ __device__ int draw_from(const R &row, const Floor &floor, float min_p, double u
     }
     Group::sync();
     return chosen;
-}
-
-/* ---- passes over a row, 16 bytes at a time ---- */
-
-enum { AT_ONCE = 7 }; /* loads: a thread has seven of 50,257 bf16 */
-
-/* A thread's vectors of a row: `first` and each `apart` behind it. */
-struct Share {
-    int first, apart;
-};
-__device__ __forceinline__ Share share_of_block() {
-    return {(int)threadIdx.x, DRAW_COLUMNS};
-}
-
-template <int LOADS, typename X>
-__device__ __forceinline__ void load_vecs(int4 (&vecs)[LOADS], const X *logits, int V, int v0, int apart) {
-#pragma unroll
-    for (int u = 0; u < LOADS; u++)
-        if ((v0 + u * apart) * Vec<X>::N < V)
-            vecs[u] = reinterpret_cast<const int4 *>(logits)[v0 + u * apart];
-}
-
-/* f(v, bits) for the vectors of a share, LOADS of which are under way. */
-template <int LOADS, typename X, typename F>
-__device__ void each_vec(const X *logits, int V, const Share &share, F f) {
-    constexpr int N = Vec<X>::N;
-    for (int v0 = share.first; v0 * N < V; v0 += LOADS * share.apart) {
-        int4 bits[LOADS];
-        load_vecs(bits, logits, V, v0, share.apart);
-#pragma unroll
-        for (int u = 0; u < LOADS; u++)
-            if ((v0 + u * share.apart) * N < V) f(v0 + u * share.apart, bits[u]);
-    }
-}
-
-/* f(id) for those of a share whose value is chosen. */
-template <int LOADS, typename X, typename C, typename F>
-__device__ void each_chosen(const X *logits, int V, const Share &share, C is_chosen, F f) {
-    constexpr int N = Vec<X>::N;
-    each_vec<LOADS>(logits, V, share, [&](int v, const int4 &bits) {
-        float x[N];
-        to_floats(x, bits);
-        uint32_t chosen = 0;
-#pragma unroll
-        for (int k = 0; k < N; k++) chosen |= is_chosen(x[k]) ? 1u << k : 0u;
-        if (V - v * N < N) chosen &= (1u << (V - v * N)) - 1;
-        for (; chosen; chosen &= chosen - 1) f(v * N + __ffs(chosen) - 1);
-    });
-}
-
-/* The largest of some values, NaN where there is no other; and a sum of nothing, NaN once one of them is not finite. */
-template <typename X> struct Extremes;
-template <> struct Extremes<float> {
-    float largest = NAN, nothing = 0.0f;
-
-    __device__ void add(const int4 &bits) {
-        float x[Vec<float>::N];
-        to_floats(x, bits);
-#pragma unroll
-        for (int k = 0; k < Vec<float>::N; k++) {
-            largest = fmaxf(largest, x[k]); /* 0 is above -0, as keys have it */
-            nothing = fmaf(x[k], 0.0f, nothing);
-        }
-    }
-};
-/* Of pairs. */
-template <> struct Extremes<bf16> {
-    uint32_t largest = 0x7fff7fffu, nothing = 0;
-
-    __device__ void add(const int4 &bits) {
-        const uint32_t pairs[4] = {(uint32_t)bits.x, (uint32_t)bits.y, (uint32_t)bits.z, (uint32_t)bits.w};
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            largest = max_bf16x2(largest, pairs[k]);
-            nothing = fma_bf16x2(pairs[k], 0, nothing);
-        }
-    }
-};
-__device__ __forceinline__ Extremes<float> joined(const Extremes<float> &x) {
-    return x;
-}
-__device__ __forceinline__ Extremes<float> joined(const Extremes<bf16> &x) {
-    return {fmaxf(bf16_low(x.largest), bf16_high(x.largest)), bf16_low(x.nothing) + bf16_high(x.nothing)};
-}
-
-/* The first `left` of its values, at least one, which stands in place of the others. */
-template <typename X> __device__ __forceinline__ int4 only_first(const int4 &bits, int left) {
-    constexpr int IN_WORD = 4 / sizeof(X);
-    uint32_t words[4];
-    memcpy(words, &bits, sizeof words);
-    const uint32_t first = IN_WORD == 1 ? words[0] : __byte_perm(words[0], 0, 0x1010);
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        if (left < (k + 1) * IN_WORD)
-            words[k] = left > k * IN_WORD ? __byte_perm(words[k], first, 0x5410) /* its low half */ : first;
-    return make_int4(words[0], words[1], words[2], words[3]);
-}
-
-/* Of the ids of a share: the largest key; whether any is not finite. */
-struct First {
-    uint32_t key;
-    bool is_bad;
-};
-/* The row goes to `stage`, where there is one. The vector that is not whole is loaded first and looked at last. */
-template <int LOADS, typename X>
-__device__ First first_pass(const X *logits, int V, const Share &share, int4 *stage) {
-    constexpr int N = Vec<X>::N;
-    const int last = V / N, left = V % N;
-    const bool has_last = left > 0 && last % share.apart == share.first;
-    int4 rest;
-    if (has_last) rest = reinterpret_cast<const int4 *>(logits)[last];
-    Extremes<X> seen;
-    each_vec<LOADS>(logits, V - left, share, [&](int v, const int4 &bits) {
-        if (stage) stage[v] = bits;
-        seen.add(bits);
-    });
-    if (has_last) {
-        if (stage) stage[V / N] = rest;
-        seen.add(only_first<X>(rest, left));
-    }
-    const Extremes<float> both = joined(seen);
-    return {order_key(both.largest), isnan(both.nothing)};
-}
-
-/* The lowest id of a share whose key this is; V where there is none. */
-template <int LOADS, typename X>
-__device__ int first_of_key(const X *logits, int V, const Share &share, uint32_t key) {
-    int first = V;
-    each_chosen<LOADS>(
-        logits, V, share, [&](float x) { return order_key(x) == key; },
-        [&](int id) { first = min(first, id); });
-    return first;
-}
-template <int LOADS, typename X> __device__ int count_bad(const X *logits, int V, const Share &share) {
-    int n = 0;
-    each_chosen<LOADS>(
-        logits, V, share, [](float x) { return !isfinite(x); }, [&](int) { n++; });
-    return n;
 }
 
 /* ---- candidates of top-k ---- */
@@ -544,18 +336,11 @@ __device__ int draw_of_list(const List &list, int n, uint32_t bound, const Weigh
 
 template <typename X> __device__ int draw_of_all(const WholeRow<X> &row, const DrawArgs &a, double uniform) {
     const bool cuts = a.top_k > 0 && a.top_k < a.V;
-    const Floor all = {0, a.V}, floor = cuts ? keep_top_k<X>(row, a.top_k) : all;
+    const Floor all = {0, a.V}, floor = cuts ? keep_top_k(row, a.top_k) : all;
     return draw_from(row, keep_top_p<X>(row, floor, a.top_p), a.min_p, uniform);
 }
 
 /* ---- the kernels ---- */
-
-/* position: of the token. */
-__device__ __forceinline__ void write_token(const DrawArgs &a, int b, int position, int token, int n_bad) {
-    a.tokens[b] = token;
-    a.positions[b] = position;
-    a.drawn[(int64_t)(position % DRAWN_ROWS) * a.B + b] = n_bad ? -n_bad : token;
-}
 
 /* dynamic: the row, where it is staged, or the marks of candidates. */
 template <typename X> __global__ void __launch_bounds__(DRAW_COLUMNS) draw_kernel(DrawArgs a, bool staged) {
@@ -590,125 +375,6 @@ template <typename X> __global__ void __launch_bounds__(DRAW_COLUMNS) draw_kerne
     if (threadIdx.x == 0) write_token(a, b, position + 1, token, n_bad);
 }
 
-/* Of the largest alone: its key, the lowest id that has it, and how many are not finite. */
-struct Found {
-    uint32_t key;
-    int first, n_bad;
-};
-enum {
-    PART_THREADS = 512,
-    PART_WARPS = PART_THREADS / WARP_SIZE,
-    PART_AT_ONCE = 4,
-    MAX_PARTS = 8 /* blocks of a sequence */
-};
-struct Parts {
-    int4 found[MAX_PARTS]; /* by the blocks behind the first, as they send it */
-    uint64_t full;
-    uint32_t keys[PART_WARPS];
-    int first, n_bad;
-};
-
-/* Of this block, known to thread 0. */
-template <typename X>
-__device__ Found find_largest(Parts &shared, const X *logits, int V, const Share &share) {
-    const First own = first_pass<PART_AT_ONCE>(logits, V, share, NULL);
-    const uint32_t of_warp = __reduce_max_sync(0xffffffffu, own.key);
-    if (threadIdx.x % WARP_SIZE == 0) shared.keys[threadIdx.x / WARP_SIZE] = of_warp;
-    const bool any_bad = __syncthreads_or(own.is_bad);
-    const uint32_t largest = __reduce_max_sync(0xffffffffu, shared.keys[threadIdx.x % PART_WARPS]);
-    if (own.key == largest) atomicMin(&shared.first, first_of_key<PART_AT_ONCE>(logits, V, share, largest));
-    if (any_bad) atomicAdd(&shared.n_bad, count_bad<PART_AT_ONCE>(logits, V, share));
-    __syncthreads();
-    return {largest, shared.first, shared.n_bad};
-}
-
-/* Of all blocks of the cluster, in order. */
-__device__ __forceinline__ Found join_parts(Parts &shared, Found all) {
-#if __CUDA_ARCH__ >= 900
-    if (gridDim.y > 1) mbarrier_wait(shared_address(&shared.full), 0);
-    for (int part = 1; part < gridDim.y; part++) {
-        const int4 sent = shared.found[part];
-        const Found x = {(uint32_t)sent.x, sent.y, sent.z};
-        all.first = x.key < all.key ? all.first : x.key > all.key ? x.first : min(all.first, x.first);
-        all.key = max(all.key, x.key);
-        all.n_bad += x.n_bad;
-    }
-#endif
-    return all;
-}
-
-/* Blocks (sequence, part). Few registers and little memory: they come while the head still runs. */
-template <typename X>
-__global__ void __launch_bounds__(PART_THREADS, sizeof(X) == 2 ? 4 : 3) largest_kernel(DrawArgs a) {
-    __shared__ Parts shared;
-    const int b = blockIdx.x, part = blockIdx.y;
-    const Share share = {part * PART_THREADS + (int)threadIdx.x, (int)gridDim.y * PART_THREADS};
-    if (threadIdx.x == 0) {
-        shared.first = a.V;
-        shared.n_bad = 0;
-    }
-#if __CUDA_ARCH__ >= 900
-    const uint32_t full = shared_address(&shared.full);
-    if (threadIdx.x == 0) {
-        mbarrier_init(full, 1);
-        fence_mbarrier_init();
-        mbarrier_arrive_expect_tx(full, (gridDim.y - 1) * sizeof(int4));
-    }
-    cluster_arrive();
-    cluster_wait(); /* all blocks have their barriers */
-#endif
-    wait_early();
-    const Found found = find_largest(shared, (const X *)a.logits + (int64_t)b * a.Vp, a.V, share);
-    if (threadIdx.x > 0) return;
-#if __CUDA_ARCH__ >= 900
-    if (part > 0) {
-        store_async_16(cluster_address(shared_address(&shared.found[part]), 0),
-                       make_int4((int)found.key, found.first, found.n_bad, 0), cluster_address(full, 0));
-        return;
-    }
-#endif
-    const Found all = join_parts(shared, found);
-    write_token(a, b, a.positions[b] + 1, all.first, all.n_bad);
-}
-
-/* A block, a thread a word. It begins while the logits are made, and takes their words as they come. The next launch begins with
- * it, so that what comes behind the last logit is short: the launch of a token takes 3 us. Its wait is for the end of the launch
- * before, behind which the one after it may overwrite. */
-__global__ void __launch_bounds__(MAX_WORDS) words_kernel(DrawArgs a, LargestArgs of) {
-    static_assert(MAX_WORDS == WARPS * WARP_SIZE, "and a warp a word of the last step");
-    __shared__ uint32_t keys[WARPS], ids[WARPS];
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    begin_next_early();
-    const int position = __ldcg(a.positions) + 1; /* before the wait L1 may have an old one */
-    const bool has_word = (int)threadIdx.x < of.n;
-    uint64_t word;
-    do word = has_word ? load_relaxed_8(of.words + threadIdx.x) : of.tag;
-    while ((uint16_t)word != of.tag);
-    const uint32_t key = (uint32_t)(word >> WORD_KEY_AT), id = (uint32_t)(word >> WORD_ID_AT) & MAX_ID;
-    const uint32_t of_warp = __reduce_max_sync(0xffffffffu, key);
-    const uint32_t id_of_warp = __reduce_max_sync(0xffffffffu, key == of_warp ? id : 0);
-    if (lane == 0) keys[warp] = of_warp, ids[warp] = id_of_warp;
-    const bool any_bad = __syncthreads_or((int)(word >> WORD_BAD_AT & 1));
-    const uint32_t largest = __reduce_max_sync(0xffffffffu, keys[lane]);
-    const int token = MAX_ID - (int)__reduce_max_sync(0xffffffffu, keys[lane] == largest ? ids[lane] : 0);
-    if ((int)threadIdx.x * 64 < of.C)
-        prefetch_to_l2(of.wte + (int64_t)token * of.C + threadIdx.x * 64); /* a line of 128 bytes */
-    wait_for_last();
-    const bf16 *logits = (const bf16 *)a.logits;
-    const int n_bad = any_bad ? Block::join(count_bad<AT_ONCE>(logits, a.V, share_of_block()), Sum()) : 0;
-    if (threadIdx.x == 0) write_token(a, 0, position, token, n_bad);
-}
-void draw_largest(const DrawArgs *args, const LargestArgs *largest) {
-    launch_early("draw_tokens", words_kernel, dim3(1), MAX_WORDS, 0, 1, *args, *largest);
-}
-
-/* As many blocks a sequence as the card has at once. */
-template <typename T> static void launch_largest(const DrawArgs *args) {
-    int parts = cuda_compute_capability() == 90 ? (int)MAX_PARTS : 1;
-    while (parts > 1 && args->B * parts > cuda_sm_count()) parts /= 2;
-    launch_early("draw_tokens", largest_kernel<T>, dim3(args->B, parts), PART_THREADS, 0, parts, *args);
-}
-
 template <typename T> static void launch_draw(const DrawArgs *args) {
     enum { STATIC_BYTES = 20480 };
     const bool lists = lists_candidates(args->top_k, args->V);
@@ -725,7 +391,7 @@ template <typename T> void draw_tokens(const DrawArgs *args) {
     step.draw = *args;
     step_captured(step);
     if (draws_largest(args))
-        launch_largest<T>(args);
+        draw_largest<T>(args);
     else
         launch_draw<T>(args);
 }

@@ -29,5 +29,6 @@ typedef struct LargestArgs {
 inline bool draws_largest(const DrawArgs *args) {
     return !(args->temperature > 0) || args->top_k == 1;
 }
-/* As draw_tokens, of one sequence, where draws_largest. */
+/* As draw_tokens, where draws_largest; of one sequence, from words. */
+template <typename T> void draw_largest(const DrawArgs *args);
 void draw_largest(const DrawArgs *args, const LargestArgs *largest);
